@@ -1,0 +1,14 @@
+"""tinyres: autograd, Transformer blocks and the drawing of their graphs, from scratch in NumPy."""
+
+from tinyres.context import no_grad, scope, spelled_out
+from tinyres.tensor import Tensor, op
+from tinyres.ops import (
+    add, concatenate, div, exp, getitem, log, matmul, max, maximum, mean, mul, neg, norm, power,
+    raise_to, relu, reshape, scale, shift, sigmoid, sqrt, stack, sub, sum, swapaxes, tanh,
+    transpose, var, where,
+)  # fmt: skip
+from tinyres.fused import (
+    attention, cross_entropy, dropout, embedding, gelu, layer_norm, linear, log_softmax, mse,
+    residual, rms_norm, self_attention, softmax,
+)  # fmt: skip
+from tinyres import composed

@@ -1,0 +1,426 @@
+"""The same mathematics as in `tinyres.composed`, each function one node with its own pullback.
+
+This is what the layers run. One node instead of ten spares the interpreter, and a pullback that is
+derived by hand needs fewer passes over memory; in NumPy these passes are what costs time.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from tinyres import composed
+from tinyres.tensor import Array, Tensor, op
+
+# Sums over the first or the last axis are written as products with a vector of ones: BLAS does
+# them several times faster than `.sum`.
+
+
+@op(spelled_out=composed.linear)
+def linear(x, weight, bias=None):
+    """x W + b.
+
+    x (..., in), weight (in, out), bias (out,) or None.
+
+    >>> linear(Tensor([[1.0, 2.0]]), Tensor([[1.0], [10.0]]), Tensor([0.5]))
+    Tensor([[21.5]])
+    """
+    if weight.ndim != 2 or x.shape[-1:] != weight.shape[:1]:
+        raise ValueError(
+            f"linear: weight must be (in, out) with in = {x.shape[-1:]}, the last length of x, "
+            f"but it is {weight.shape}"
+        )
+    rows = x.reshape(-1, x.shape[-1])
+    y = rows @ weight
+    if bias is not None:
+        y += bias
+    shape = x.shape
+
+    def pullback(g):
+        g = g.reshape(-1, g.shape[-1])
+        gx = (g @ weight.T).reshape(shape)
+        return gx, rows.T @ g, None if bias is None else np.ones(len(g), g.dtype) @ g
+
+    return y.reshape(*shape[:-1], -1), pullback
+
+
+@op(spelled_out=composed.softmax)
+def softmax(x, *, axis=-1):
+    """exp(x) / sum(exp(x)) over `axis`.
+
+    >>> softmax(Tensor([0.0, 0.0]))
+    Tensor([0.5 0.5])
+    """
+    y = np.exp(x - x.max(axis=axis, keepdims=True))
+    y /= y.sum(axis=axis, keepdims=True)
+    return y, lambda g: (y * (g - (g * y).sum(axis=axis, keepdims=True)),)
+
+
+@op(spelled_out=composed.log_softmax)
+def log_softmax(x, *, axis=-1):
+    """x - log(sum(exp(x))) over `axis`.
+
+    >>> log_softmax(Tensor([0.0, 0.0]))
+    Tensor([-0.6931 -0.6931])
+    """
+    y = x - x.max(axis=axis, keepdims=True)
+    y -= np.log(np.exp(y).sum(axis=axis, keepdims=True))
+    return y, lambda g: (g - np.exp(y) * g.sum(axis=axis, keepdims=True),)
+
+
+@op(spelled_out=composed.layer_norm)
+def layer_norm(x, gamma=None, beta=None, *, eps=1e-5):
+    """gamma * (x - mean) / sqrt(variance + eps) + beta over the last axis (Ba et al. 2016, eq. 4).
+
+    x (..., d), gamma and beta (d,) or None; the variance is the biased one.
+
+    >>> layer_norm(Tensor([2.5, 3.0, 6.5]))
+    Tensor([-0.8487 -0.5658  1.4145])
+    """
+    d = x.shape[-1]
+    _check_width("layer_norm", d, gamma, beta)
+    rows = x.reshape(-1, d)
+    mean_of = np.full(d, 1 / d, x.dtype)
+    # Less its first value, a row of numbers near 1e6 keeps its digits when the mean is taken.
+    x_hat = rows - rows[:, :1]
+    x_hat -= (x_hat @ mean_of)[:, None]
+    scale = 1 / np.sqrt(np.vecdot(x_hat, x_hat) / d + x.dtype.type(eps))
+    x_hat *= scale[:, None]
+    y = x_hat * gamma if gamma is not None else x_hat.copy()
+    if beta is not None:
+        y += beta
+    weighted_mean = mean_of if gamma is None else gamma / d
+
+    def pullback(g):
+        g = g.reshape(rows.shape)
+        g_x_hat = g * x_hat
+        # The mean and the part along x_hat can't pass: the output doesn't change with either.
+        gx = x_hat * -(g_x_hat @ weighted_mean)[:, None]
+        gx += g if gamma is None else g * gamma
+        gx -= (g @ weighted_mean)[:, None]
+        gx *= scale[:, None]
+        ones = np.ones(len(g), g.dtype)
+        return gx.reshape(x.shape), ones @ g_x_hat, ones @ g
+
+    return y.reshape(x.shape), pullback
+
+
+@op(spelled_out=composed.rms_norm)
+def rms_norm(x, gamma=None, *, eps=1e-5):
+    """gamma * x / sqrt(mean(x ** 2) + eps) over the last axis (Zhang and Sennrich 2019, eq. 4).
+
+    x (..., d), gamma (d,) or None.
+
+    >>> rms_norm(Tensor([3.0, 4.0]), eps=0.0)
+    Tensor([0.8485 1.1314])
+    """
+    d = x.shape[-1]
+    _check_width("rms_norm", d, gamma)
+    rows = x.reshape(-1, d)
+    scale = 1 / np.sqrt(np.vecdot(rows, rows) / d + x.dtype.type(eps))
+    x_hat = rows * scale[:, None]
+    y = x_hat * gamma if gamma is not None else x_hat
+    weights = np.full(d, 1 / d, x.dtype) if gamma is None else gamma / d
+
+    def pullback(g):
+        g = g.reshape(rows.shape)
+        g_x_hat = g * x_hat
+        gx = x_hat * -(g_x_hat @ weights)[:, None]
+        gx += g if gamma is None else g * gamma
+        gx *= scale[:, None]
+        return gx.reshape(x.shape), np.ones(len(g), g.dtype) @ g_x_hat
+
+    return y.reshape(x.shape), pullback
+
+
+def _check_width(name: str, d: int, *vectors: Array | None) -> None:
+    for vector in vectors:
+        if vector is not None and vector.shape != (d,):
+            raise ValueError(
+                f"{name}: gamma and beta must have shape ({d},), one number a feature, "
+                f"but one has {vector.shape}"
+            )
+
+
+@op(spelled_out=composed.gelu)
+def gelu(x):
+    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x ** 3))) (Hendrycks and Gimpel 2016, sec. 2).
+
+    >>> gelu(Tensor([-1.0, 0.0, 1.0]))
+    Tensor([-0.1588  0.      0.8412])
+    """
+    c = math.sqrt(2 / math.pi)
+    square = x * x
+    t = square * (c * 0.044715)
+    t += c
+    t *= x
+    np.tanh(t, out=t)
+    half = 0.5 * t
+    half += 0.5
+
+    def pullback(g):
+        # d/dx = half + x/2 (1 - t^2) c (1 + 3 * 0.044715 x^2)
+        slope = square * (1.5 * c * 0.044715)
+        slope += 0.5 * c
+        slope *= x
+        slope *= 1 - t * t
+        slope += half
+        slope *= g
+        return (slope,)
+
+    return x * half, pullback
+
+
+# ---------------------------------------------------------------- attention
+
+
+@functools.lru_cache(maxsize=16)
+def _causal_bias(queries: int, keys: int, dtype: Any) -> Array:
+    """What to add to the scores, (T_k, T_q): 0 where key <= query, else minus infinity."""
+    bias = np.where(np.tri(queries, keys, dtype=bool).T, 0, -np.inf).astype(dtype)
+    bias.flags.writeable = False
+    return bias
+
+
+def _attend(q: Array, k: Array, v: Array, mask: Any, causal: bool, y: Array) -> Any:
+    """Write softmax(q k^T / sqrt(d)) v into y; return what takes the cotangents back.
+
+    The scores stand transposed, keys along axis -2: NumPy reduces over an axis that is not the
+    last one several times faster. The weights are never divided by their sum; the rows of y are,
+    which are shorter.
+    """
+    scale = q.shape[-1] ** -0.5
+    q = q * scale
+    e = k @ q.swapaxes(-1, -2)  # (..., T_k, T_q)
+    if causal:
+        e += _causal_bias(q.shape[-2], k.shape[-2], e.dtype)
+    if mask is not None:
+        allowed = composed.allowed_pairs(e.shape, mask, causal=False)
+        e = np.where(np.swapaxes(allowed, -1, -2) if allowed.ndim > 1 else allowed[:, None], e, -np.inf)
+    top = e.max(axis=-2, keepdims=True) if e.shape[-2] else np.zeros((), e.dtype)
+    if mask is not None:
+        top[np.isneginf(top)] = 0  # a row that may attend to nothing
+    e -= top
+    np.exp(e, out=e)
+    total = e.sum(axis=-2)[..., None]  # (..., T_q, 1)
+    if mask is not None:
+        total[total == 0] = 1
+    np.matmul(e.swapaxes(-1, -2), v, out=y)
+    y /= total
+
+    def pullback(g: Array, gq: Array, gk: Array, gv: Array) -> None:
+        g = g / total
+        np.matmul(e, g, out=gv)
+        gs = v @ g.swapaxes(-1, -2)  # of the weights, then of the scores: (..., T_k, T_q)
+        gs -= np.vecdot(g, y)[..., None, :]
+        gs *= e
+        np.matmul(gs, q, out=gk)
+        np.matmul(gs.swapaxes(-1, -2), k, out=gq)
+        gq *= scale
+
+    return pullback
+
+
+@op(spelled_out=composed.attention)
+def attention(q, k, v, *, mask=None, causal=False):
+    """softmax(q k^T / sqrt(d)) v (Vaswani et al. 2017, eq. 1).
+
+    q (..., T_q, d), k (..., T_k, d), v (..., T_k, d_v). `mask` is bool, True = may attend, and
+    broadcasts to (..., T_q, T_k). A row that may attend to nothing gives zeros.
+
+    >>> one = Tensor([[1.0], [1.0]])
+    >>> attention(one, one, Tensor([[0.0], [4.0]]), causal=True)
+    Tensor([[0.]
+            [2.]])
+    """
+    if q.ndim < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        raise ValueError(
+            "attention: expected q (..., T_q, d), k (..., T_k, d) and v (..., T_k, d_v), "
+            f"got {q.shape}, {k.shape} and {v.shape}"
+        )
+    batch = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    q, k, v = (np.broadcast_to(a, batch + a.shape[-2:]) for a in (q, k, v))
+    y = np.empty((*q.shape[:-1], v.shape[-1]), np.result_type(q, k, v))
+    back = _attend(q, k, v, mask, causal, y)
+
+    def pullback(g):
+        gradients = [np.empty(a.shape, g.dtype) for a in (q, k, v)]
+        back(g, *gradients)
+        return gradients
+
+    return y, pullback
+
+
+@op(spelled_out=composed.self_attention)
+def self_attention(x, weight, bias=None, *, heads, mask=None, causal=False):
+    """Multi-head self-attention up to the output projection (Vaswani et al. 2017, sec. 3.2.2).
+
+    x (..., T, d), weight (d, 3 d) for queries, keys and values, bias (3 d,) or None; `mask`
+    broadcasts to (..., heads, T, T). Head i has features i d/h to (i + 1) d/h.
+
+    >>> x = Tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> self_attention(x, Tensor(np.zeros((2, 6), "f4")), heads=2).shape
+    (2, 2)
+    """
+    d = x.shape[-1]
+    if d % heads:
+        raise ValueError(f"self_attention: width {d} can't be split among {heads} heads")
+    if weight.shape != (d, 3 * d):
+        raise ValueError(f"self_attention: weight must be ({d}, {3 * d}), but is {weight.shape}")
+    rows = x.reshape(-1, d)
+    qkv = rows @ weight
+    if bias is not None:
+        qkv += bias
+    split = (*x.shape[:-1], 3, heads, d // heads)
+
+    def by_head(packed: Array) -> list[Array]:
+        """q, k and v as views (..., h, T, d/h) into an array (N, 3 d): nothing is copied."""
+        return [packed.reshape(split)[..., i, :, :].swapaxes(-2, -3) for i in range(3)]
+
+    y = np.empty_like(x, order="C")
+    y_heads = y.reshape(*x.shape[:-1], heads, d // heads).swapaxes(-2, -3)
+    back = _attend(*by_head(qkv), mask, causal, y_heads)
+
+    def pullback(g):
+        g_heads = g.reshape(*x.shape[:-1], heads, d // heads).swapaxes(-2, -3)
+        g_qkv = np.empty_like(qkv)
+        back(g_heads, *by_head(g_qkv))
+        g_bias = None if bias is None else np.ones(len(rows), g.dtype) @ g_qkv
+        return (g_qkv @ weight.T).reshape(x.shape), rows.T @ g_qkv, g_bias
+
+    return y, pullback
+
+
+# ---------------------------------------------------------------- tables, losses, dropout
+
+
+@op(spelled_out=composed.embedding)
+def embedding(weight, *, index):
+    """Row `index` of a table, for each index.
+
+    weight (n, d), index an integer array (...); the result is (..., d).
+
+    >>> embedding(Tensor([[1.0], [2.0]]), index=[1, 1, 0])
+    Tensor([[2.]
+            [2.]
+            [1.]])
+    """
+    index = _checked_index("embedding: index", index, len(weight))
+    shape, dtype = weight.shape, weight.dtype
+
+    def pullback(g):
+        # Equal indices next to each other, so that each row of the table is one sum.
+        order = np.argsort(index, axis=None, kind="stable")
+        rows, starts = np.unique(index.reshape(-1)[order], return_index=True)
+        out = np.zeros(shape, dtype)
+        if rows.size:
+            out[rows] = np.add.reduceat(g.reshape(-1, *shape[1:])[order], starts, axis=0)
+        return (out,)
+
+    return weight[index], pullback
+
+
+def _checked_index(what: str, index: Any, size: int, ignore: int | None = None) -> Array:
+    index = np.asarray(index._data if isinstance(index, Tensor) else index)
+    if index.dtype.kind not in "iu":
+        if index.size:
+            raise TypeError(f"{what} must hold integers, got {index.dtype}")
+        index = index.astype(np.int64)
+    outside = (index < 0) | (index >= size)
+    if ignore is not None:
+        outside &= index != ignore
+    if outside.any():
+        raise IndexError(f"{what} has {index[outside][0]}, but it must be from 0 to {size - 1}")
+    return index
+
+
+@op(spelled_out=composed.cross_entropy)
+def cross_entropy(logits, *, targets, ignore_index=None):
+    """Mean of -log softmax(logits)[target] over the targets that count, in nats.
+
+    logits (..., classes), targets integers (...). Targets equal to `ignore_index` do not count;
+    if none counts, the loss is 0. A target that is no class is an IndexError.
+
+    >>> cross_entropy(Tensor([[0.0, 0.0]]), targets=[1])
+    Tensor(0.6931)
+    """
+    classes = logits.shape[-1]
+    targets = _checked_index("cross_entropy: targets", targets, classes, ignore_index)
+    if targets.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"cross_entropy: targets must have shape {logits.shape[:-1]}, one a row of logits, "
+            f"but have {targets.shape}"
+        )
+    rows, flat = logits.reshape(-1, classes), targets.reshape(-1)
+    counted = np.arange(flat.size) if ignore_index is None else np.flatnonzero(flat != ignore_index)
+    picked = counted, flat[counted]
+    count = max(counted.size, 1)
+    shifted = rows - rows.max(axis=-1, keepdims=True)
+    e = np.exp(shifted)
+    total = e.sum(axis=-1, keepdims=True)
+    loss = (np.log(total[counted, 0]) - shifted[picked]).sum() / count
+
+    def pullback(g):
+        weight = np.zeros((len(rows), 1), rows.dtype)
+        weight[counted] = g / count
+        out = e * (weight / total)
+        out[picked] -= weight[counted, 0]
+        return (out.reshape(logits.shape),)
+
+    return loss, pullback
+
+
+@op
+def residual(x, fx):
+    """x + F(x): an addition that is marked as a residual one, and does not broadcast.
+
+    >>> residual(Tensor([2.0, 4.0, 6.0]), Tensor([0.5, -1.0, 0.5]))
+    Tensor([2.5 3.  6.5])
+    """
+    if x.shape != fx.shape:
+        raise ValueError(
+            f"residual: F(x) has shape {fx.shape} but x has {x.shape}: "
+            "the branch must return what it was given"
+        )
+    return x + fx, lambda g: (g, g)
+
+
+@op
+def mse(prediction, target):
+    """Mean of (prediction - target) ** 2; both of one shape.
+
+    >>> mse(Tensor([1.0, 2.0]), Tensor([1.0, 4.0]))
+    Tensor(2.)
+    """
+    if prediction.shape != target.shape:
+        raise ValueError(
+            f"mse: prediction has shape {prediction.shape} but target has {target.shape}: "
+            "reshape one of them; broadcasting would compare each with all"
+        )
+    error = prediction - target
+    slope = 2 / max(error.size, 1)
+    return (error * error).mean(), lambda g: ((g * slope) * error, (g * -slope) * error)
+
+
+@op
+def dropout_(x, *, keep):
+    """x times the given mask, which holds 0 or 1 / (1 - p)."""
+    return x * keep, lambda g: (g * keep,)
+
+
+def dropout(x: Any, p: float, rng: np.random.Generator, *, training: bool = True) -> Tensor:
+    """Each element 0 with probability p, else x / (1 - p) (Srivastava et al. 2014).
+
+    >>> dropout(Tensor([1.0, 1.0]), 1.0, np.random.default_rng(0))
+    Tensor([0. 0.])
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f"dropout: p must be from 0 to 1, got {p}")
+    if not training or p == 0:
+        return x if isinstance(x, Tensor) else Tensor(x)
+    kept = rng.random(x.shape, dtype=np.float32) >= p
+    keep = kept.astype(x.dtype) / x.dtype.type(max(1 - p, 1e-30))
+    return dropout_(x, keep=keep)  # type: ignore[no-any-return]

@@ -1,0 +1,272 @@
+"""What lets a tensor be used like a NumPy array: `x + y`, `x.sum()`, `x[1:]`, `float(x)`, ...
+
+Nothing is computed here. Each method is short for the function of the package that does it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from tinyres.tensor import Tensor
+
+SCALAR = (bool, int, float, np.number, np.bool_)
+# NumPy's name of an operator -> the method when the tensor stands on the left, on the right
+UFUNCS = {
+    "add": ("__add__", "__radd__"),
+    "subtract": ("__sub__", "__rsub__"),
+    "multiply": ("__mul__", "__rmul__"),
+    "divide": ("__truediv__", "__rtruediv__"),
+    "power": ("__pow__", "__rpow__"),
+    "matmul": ("__matmul__", "__rmatmul__"),
+    "less": ("__lt__", "__gt__"),
+    "less_equal": ("__le__", "__ge__"),
+    "greater": ("__gt__", "__lt__"),
+    "greater_equal": ("__ge__", "__le__"),
+}
+
+
+@functools.cache
+def _tr() -> Any:
+    """The package: its functions build on Tensor, so they can be looked up only when called."""
+    import tinyres
+
+    return tinyres
+
+
+def _array(value: Any) -> Any:
+    return value._data if isinstance(value, Operators) else value
+
+
+def _unpacked(args: tuple[Any, ...]) -> tuple[int, ...]:
+    """`reshape(2, 3)` and `reshape((2, 3))` mean the same."""
+    return tuple(args[0]) if len(args) == 1 and isinstance(args[0], tuple | list) else args
+
+
+class Operators:
+    """Base of Tensor: Python's operators and NumPy's methods."""
+
+    __slots__ = ()
+    _data: npt.NDArray[Any]
+    requires_grad: Any
+
+    # A number beside a tensor is an attribute of the op and not an input: there is no gradient to
+    # compute for it, and a drawn graph says "* 0.5".
+
+    def __add__(self, other: Any) -> Tensor:
+        return _tr().shift(self, by=_number(other)) if isinstance(other, SCALAR) else _tr().add(self, other)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return _tr().scale(self, by=_number(other)) if isinstance(other, SCALAR) else _tr().mul(self, other)
+
+    def __sub__(self, other: Any) -> Tensor:
+        return self + -other if isinstance(other, SCALAR) else _tr().sub(self, other)
+
+    def __pow__(self, other: Any) -> Tensor:
+        if isinstance(other, SCALAR):
+            return _tr().raise_to(self, exponent=_number(other))
+        return _tr().power(self, other)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Tensor:
+        return _tr().neg(self)
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return _tr().sub(other, self)
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return _tr().div(self, other)
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return _tr().div(other, self)
+
+    def __rpow__(self, other: Any) -> Tensor:
+        return _tr().power(other, self)
+
+    def __matmul__(self, other: Any) -> Tensor:
+        return _tr().matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return _tr().matmul(other, self)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        index = tuple(map(_array, index)) if isinstance(index, tuple) else _array(index)
+        return _tr().getitem(self, index=index)
+
+    # Comparisons give bool arrays. `==` stays identity, so that tensors can be keys of a dict.
+
+    def __lt__(self, other: Any) -> Any:
+        return self._data < _array(other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._data <= _array(other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._data > _array(other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._data >= _array(other)
+
+    def __contains__(self, value: Any) -> bool:
+        return bool((self._data == _array(value)).any())
+
+    def __len__(self) -> int:
+        if self.ndim == 0:
+            raise TypeError("len: a tensor of no dimensions has no length")
+        return int(self.shape[0])
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter([self[i] for i in range(len(self))])
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else repr(self)
+
+    # ---- what NumPy asks for
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the axes."""
+        return self._data.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return self._data.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self._data.size
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the elements."""
+        return self._data.dtype
+
+    def item(self) -> Any:
+        """The only element, as a Python number."""
+        if self.size != 1:
+            raise ValueError(f"item: expected a tensor of one element, got shape {self.shape}")
+        return self._data.item()
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """A copy as a NumPy array; refused where a gradient would be lost without a word."""
+        if self.requires_grad:
+            raise RuntimeError(
+                "numpy: this tensor requires a gradient, which an array can't carry: "
+                "use tensor.detach().numpy()"
+            )
+        return self._data.copy()
+
+    def __array__(self, dtype: npt.DTypeLike = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False:
+            raise ValueError("np.asarray: a tensor is always copied: leave copy=False away")
+        return np.asarray(self.numpy(), dtype=dtype)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """`array * tensor` arrives here; anything else of NumPy's knows nothing of gradients."""
+        if method == "__call__" and not kwargs and ufunc.__name__ in UFUNCS:
+            left, right = inputs
+            on_left, on_right = UFUNCS[ufunc.__name__]
+            if isinstance(left, Operators):
+                return getattr(left, on_left)(right)
+            return getattr(right, on_right)(left)
+        known = method == "__call__" and "out" not in kwargs and hasattr(_tr(), ufunc.__name__)
+        cure = f"tr.{ufunc.__name__}" if known else "tensor.detach().numpy()"
+        raise TypeError(f"np.{ufunc.__name__}: NumPy would lose the gradient of a tensor: use {cure}")
+
+    # ---- methods
+
+    def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+        """Sum over `axis`, over all by default."""
+        return _tr().sum(self, axis=axis, keepdims=keepdims)
+
+    def mean(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+        """Mean over `axis`."""
+        return _tr().mean(self, axis=axis, keepdims=keepdims)
+
+    def var(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+        """Biased variance over `axis`, as NumPy's and LayerNorm's."""
+        return _tr().var(self, axis=axis, keepdims=keepdims)
+
+    def max(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+        """Largest value over `axis`; equal ones share the gradient."""
+        return _tr().max(self, axis=axis, keepdims=keepdims)
+
+    def min(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+        """Smallest value over `axis`; equal ones share the gradient."""
+        return -(-self).max(axis, keepdims)
+
+    def reshape(self, *shape: Any) -> Tensor:
+        """The same elements in another shape; one length may be -1."""
+        return _tr().reshape(self, shape=_unpacked(shape))
+
+    def transpose(self, *axes: Any) -> Tensor:
+        """The axes in another order, reversed by default."""
+        return _tr().transpose(self, axes=_unpacked(axes) or None)
+
+    @property
+    def T(self) -> Tensor:
+        """The axes reversed."""
+        return self.transpose()
+
+    def swapaxes(self, a: int, b: int) -> Tensor:
+        """Two axes exchanged."""
+        return _tr().swapaxes(self, axes=(a, b))
+
+    def softmax(self, axis: int = -1) -> Tensor:
+        """exp(x) / sum(exp(x)) over `axis`."""
+        return _tr().softmax(self, axis=axis)
+
+    def log_softmax(self, axis: int = -1) -> Tensor:
+        """x - log(sum(exp(x))) over `axis`."""
+        return _tr().log_softmax(self, axis=axis)
+
+    def exp(self) -> Tensor:
+        """e ** x."""
+        return _tr().exp(self)
+
+    def log(self) -> Tensor:
+        """Natural logarithm."""
+        return _tr().log(self)
+
+    def sqrt(self) -> Tensor:
+        """Square root."""
+        return _tr().sqrt(self)
+
+    def tanh(self) -> Tensor:
+        """Hyperbolic tangent."""
+        return _tr().tanh(self)
+
+    def sigmoid(self) -> Tensor:
+        """1 / (1 + exp(-x))."""
+        return _tr().sigmoid(self)
+
+    def relu(self) -> Tensor:
+        """max(x, 0)."""
+        return _tr().relu(self)
+
+    def gelu(self) -> Tensor:
+        """x times the probability that a normal variable is below x, in its tanh form."""
+        return _tr().gelu(self)
+
+
+def _number(value: Any) -> Any:
+    """NumPy's scalars would widen a float32 tensor, Python's numbers do not."""
+    return value.item() if isinstance(value, np.generic) else value
