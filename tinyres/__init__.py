@@ -12,3 +12,4 @@ from tinyres.fused import (
     residual, rms_norm, self_attention, softmax,
 )  # fmt: skip
 from tinyres import composed
+from tinyres import nn, optim

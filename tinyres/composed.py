@@ -15,7 +15,9 @@ from tinyres import ops
 from tinyres.context import scope
 from tinyres.tensor import Array, Tensor
 
-FORBIDDEN = -1e30  # a score so low that its weight is exactly 0, yet finite: a row of them is not NaN
+FORBIDDEN = (
+    -1e30
+)  # a score so low that its weight is exactly 0, yet finite: a row of them is not NaN
 
 
 def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
@@ -122,6 +124,8 @@ def cross_entropy(logits: Any, *, targets: Any, ignore_index: int | None = None)
     """Mean of -log p(target) over the targets that count."""
     rows = logits.reshape(-1, logits.shape[-1])
     flat = np.asarray(targets).reshape(-1)
-    counted = np.flatnonzero(flat != ignore_index) if ignore_index is not None else np.arange(flat.size)
+    counted = (
+        np.flatnonzero(flat != ignore_index) if ignore_index is not None else np.arange(flat.size)
+    )
     log_p = log_softmax(rows)[counted, flat[counted]]
     return -log_p.sum() / max(counted.size, 1)

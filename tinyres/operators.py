@@ -59,10 +59,18 @@ class Operators:
     # compute for it, and a drawn graph says "* 0.5".
 
     def __add__(self, other: Any) -> Tensor:
-        return _tr().shift(self, by=_number(other)) if isinstance(other, SCALAR) else _tr().add(self, other)
+        return (
+            _tr().shift(self, by=_number(other))
+            if isinstance(other, SCALAR)
+            else _tr().add(self, other)
+        )
 
     def __mul__(self, other: Any) -> Tensor:
-        return _tr().scale(self, by=_number(other)) if isinstance(other, SCALAR) else _tr().mul(self, other)
+        return (
+            _tr().scale(self, by=_number(other))
+            if isinstance(other, SCALAR)
+            else _tr().mul(self, other)
+        )
 
     def __sub__(self, other: Any) -> Tensor:
         return self + -other if isinstance(other, SCALAR) else _tr().sub(self, other)
@@ -189,7 +197,9 @@ class Operators:
             return getattr(right, on_right)(left)
         known = method == "__call__" and "out" not in kwargs and hasattr(_tr(), ufunc.__name__)
         cure = f"tr.{ufunc.__name__}" if known else "tensor.detach().numpy()"
-        raise TypeError(f"np.{ufunc.__name__}: NumPy would lose the gradient of a tensor: use {cure}")
+        raise TypeError(
+            f"np.{ufunc.__name__}: NumPy would lose the gradient of a tensor: use {cure}"
+        )
 
     # ---- methods
 

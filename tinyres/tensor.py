@@ -182,7 +182,11 @@ def op(function: Any = None, *, spelled_out: Callable[..., Tensor] | None = None
     if function is None:
         return functools.partial(op, spelled_out=spelled_out)
     name = function.__name__.rstrip("_")
-    arrays = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    arrays = [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
 
     @functools.wraps(function)
     def apply(*args: Any, **attrs: Any) -> Tensor:
@@ -204,7 +208,9 @@ def op(function: Any = None, *, spelled_out: Callable[..., Tensor] | None = None
             for t in args:
                 if t is not None and t._node is not None and t._node.requires_grad:
                     node = out._node = Node(name, out._data, requires_grad=True)
-                    node.inputs = tuple([t if t is None else t._node or t._constant() for t in args])
+                    node.inputs = tuple(
+                        [t if t is None else t._node or t._constant() for t in args]
+                    )
                     node.pullback, node.attrs, node.keeps_grad = pullback, attrs, False
                     break
         if mode.check is not None:
@@ -299,7 +305,9 @@ class Tensor(Operators):
         if value is not self._data:  # `t.data -= step` has written already
             value = as_array(value, self.dtype, "data")
             if value.shape != self.shape:
-                raise ValueError(f"data: expected an array of shape {self.shape}, got {value.shape}")
+                raise ValueError(
+                    f"data: expected an array of shape {self.shape}, got {value.shape}"
+                )
             self._data[...] = value
         note_write(self._data)
 
@@ -365,7 +373,9 @@ class Tensor(Operators):
                 f"backward: it starts at one number, but this tensor has shape {self.shape}: "
                 "call .sum() or .mean() first, or pass grad= of that shape"
             )
-        seed = np.ones(self.shape, self.dtype) if grad is None else as_array(grad, self.dtype, "grad")
+        seed = (
+            np.ones(self.shape, self.dtype) if grad is None else as_array(grad, self.dtype, "grad")
+        )
         if seed.shape != self.shape:
             raise ValueError(f"backward: grad has shape {seed.shape}, the tensor {self.shape}")
         return seed

@@ -1,0 +1,197 @@
+"""The layers of a Transformer: linear maps, norms, attention, feed-forward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tinyres import fused, ops
+from tinyres.nn.module import Module, Parameter
+from tinyres.tensor import Array, Tensor
+
+Seed: TypeAlias = "np.random.Generator | int | None"
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": ops.relu,
+    "gelu": fused.gelu,
+    "tanh": ops.tanh,
+}
+
+
+def xavier(rng: np.random.Generator, n_in: int, n_out: int) -> Array:
+    """Uniform in +-sqrt(6 / (n_in + n_out)), so that signal and gradient keep their size.
+
+    float32, of shape (n_in, n_out) (Glorot and Bengio 2010, eq. 16).
+
+    >>> bool(abs(xavier(np.random.default_rng(0), 3, 3)).max() <= 1)
+    True
+    """
+    limit = math.sqrt(6 / (n_in + n_out))
+    return rng.uniform(-limit, limit, (n_in, n_out)).astype(np.float32)
+
+
+class Linear(Module):
+    """x W + b; W is (n_in, n_out) and starts Xavier-uniform, b starts at 0.
+
+    >>> Linear(2, 3, rng=0)(np.ones((4, 2), np.float32)).shape
+    (4, 3)
+    """
+
+    level = 2
+
+    def __init__(self, n_in: int, n_out: int, *, bias: bool = True, rng: Seed = None):
+        self.weight = Parameter(xavier(np.random.default_rng(rng), n_in, n_out))
+        self.bias = Parameter(np.zeros(n_out, np.float32)) if bias else None
+
+    def forward(self, x: Any) -> Tensor:
+        return fused.linear(x, self.weight, self.bias)
+
+    def extra(self) -> str:
+        return f"{self.weight.shape[0]} > {self.weight.shape[1]}"
+
+
+class Embedding(Module):
+    """A table of `count` learned vectors, which start as N(0, 1).
+
+    >>> Embedding(10, 4, rng=0)([[1, 2, 3]]).shape
+    (1, 3, 4)
+    """
+
+    level = 2
+
+    def __init__(self, count: int, d_model: int, *, rng: Seed = None):
+        table = np.random.default_rng(rng).standard_normal((count, d_model), dtype=np.float32)
+        self.weight = Parameter(table)
+
+    def forward(self, index: Any) -> Tensor:
+        return fused.embedding(self.weight, index=index)
+
+    def extra(self) -> str:
+        return f"{self.weight.shape[0]} > {self.weight.shape[1]}"
+
+
+class LayerNorm(Module):
+    """gamma * (x - mean) / sqrt(variance + eps) + beta, each vector of features on its own.
+
+    `affine=False` leaves gamma and beta away.
+
+    >>> LayerNorm(3)(Tensor([2.0, 4.0, 6.0])).detach()
+    Tensor([-1.2247  0.      1.2247])
+    """
+
+    level = 2
+    role = "norm"
+
+    def __init__(self, d_model: int, *, eps: float = 1e-5, affine: bool = True):
+        self.eps = eps
+        self.gamma = Parameter(np.ones(d_model, np.float32)) if affine else None
+        self.beta = Parameter(np.zeros(d_model, np.float32)) if affine else None
+
+    def forward(self, x: Any) -> Tensor:
+        return fused.layer_norm(x, self.gamma, self.beta, eps=self.eps)
+
+
+class RMSNorm(Module):
+    """gamma * x / sqrt(mean(x ** 2) + eps): LayerNorm that leaves the mean alone.
+
+    >>> RMSNorm(2, eps=0.0)(Tensor([3.0, 4.0])).detach()
+    Tensor([0.8485 1.1314])
+    """
+
+    level = 2
+    role = "norm"
+
+    def __init__(self, d_model: int, *, eps: float = 1e-5, affine: bool = True):
+        self.eps = eps
+        self.gamma = Parameter(np.ones(d_model, np.float32)) if affine else None
+
+    def forward(self, x: Any) -> Tensor:
+        return fused.rms_norm(x, self.gamma, eps=self.eps)
+
+
+class Dropout(Module):
+    """Each element 0 with probability p while training, the others divided by 1 - p.
+
+    >>> Dropout(0.5).eval()(Tensor([1.0, 2.0]))
+    Tensor([1. 2.])
+    """
+
+    level = 2
+
+    def __init__(self, p: float, *, rng: Seed = None):
+        if not 0 <= p <= 1:
+            raise ValueError(f"Dropout: p must be from 0 to 1, got {p}")
+        self.p = p
+        self.rng = np.random.default_rng(rng)
+
+    def forward(self, x: Any) -> Tensor:
+        return fused.dropout(x, self.p, self.rng, training=self.training)
+
+    def extra(self) -> str:
+        return f"p = {self.p}"
+
+
+class MultiHeadAttention(Module):
+    """Each token gathers from the others, in `heads` subspaces (Vaswani et al. 2017, sec. 3.2).
+
+    x (B, T, d_model) -> (B, T, d_model). `qkv` holds the three projections side by side, each
+    Xavier-uniform on its own. `causal`: a token sees itself and what came before it.
+
+    >>> MultiHeadAttention(8, heads=2, rng=0)(np.ones((1, 5, 8), np.float32)).shape
+    (1, 5, 8)
+    """
+
+    level = 1
+    role = "attention"
+
+    def __init__(
+        self, d_model: int, heads: int, *, causal: bool = False, bias: bool = True, rng: Seed = None
+    ):
+        if heads < 1 or d_model % heads:
+            raise ValueError(
+                f"MultiHeadAttention: d_model={d_model} can't be split among heads={heads}: "
+                "choose a number of heads that divides it"
+            )
+        rng = np.random.default_rng(rng)
+        self.heads = heads
+        self.causal = causal
+        self.qkv = Linear(d_model, 3 * d_model, bias=bias, rng=rng)
+        self.qkv.weight.data = np.hstack([xavier(rng, d_model, d_model) for _ in "qkv"])
+        self.out = Linear(d_model, d_model, bias=bias, rng=rng)
+
+    def forward(self, x: Any, mask: Any = None) -> Tensor:
+        weight, bias = self.qkv.weight, self.qkv.bias
+        y = fused.self_attention(x, weight, bias, heads=self.heads, mask=mask, causal=self.causal)
+        return self.out(y)
+
+    def extra(self) -> str:
+        return f"{self.heads} heads" + (", causal" if self.causal else "")
+
+
+class FeedForward(Module):
+    """activation(x W1 + b1) W2 + b2, for each token on its own (Vaswani et al. 2017, eq. 2).
+
+    >>> FeedForward(8, 32, rng=0)(np.ones((1, 5, 8), np.float32)).shape
+    (1, 5, 8)
+    """
+
+    level = 1
+    role = "feed-forward"
+
+    def __init__(self, d_model: int, d_ff: int, *, activation: str = "relu", rng: Seed = None):
+        if activation not in ACTIVATIONS:
+            raise ValueError(
+                f"FeedForward: activation must be one of {sorted(ACTIVATIONS)}, got {activation!r}"
+            )
+        rng = np.random.default_rng(rng)
+        self.up = Linear(d_model, d_ff, rng=rng)
+        self.activation = activation
+        self.down = Linear(d_ff, d_model, rng=rng)
+
+    def forward(self, x: Any) -> Tensor:
+        return self.down(ACTIVATIONS[self.activation](self.up(x)))
+
+    def extra(self) -> str:
+        return f"{self.up.extra()}, {self.activation}"

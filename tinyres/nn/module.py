@@ -1,0 +1,208 @@
+"""Module: parameters and modules inside modules, found by looking at the attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tinyres.context import SCOPE, Scope
+from tinyres.tensor import Array, Tensor, as_array, note_write
+
+
+class Parameter(Tensor):
+    """A tensor that a module learns.
+
+    >>> Parameter([1.0, 2.0])
+    Parameter([1. 2.], requires_grad=True)
+    """
+
+    __slots__ = ()
+
+    def __init__(self, data: Any, *, requires_grad: bool = True, dtype: npt.DTypeLike = None):
+        super().__init__(data, requires_grad=requires_grad, dtype=dtype)
+
+
+class Module:
+    """A function with parameters. Assign parameters and modules to attributes, write `forward`.
+
+    Attributes may also be lists, tuples and dicts of them. Nothing has to be registered.
+
+    >>> class Affine(Module):
+    ...     def __init__(self):
+    ...         self.gain, self.offset = Parameter([2.0]), Parameter([1.0])
+    ...     def forward(self, x):
+    ...         return self.gain * x + self.offset
+    >>> Affine()(3.0)
+    Tensor([7.], op='add')
+    """
+
+    # For drawings: the depth up to which this is one node (-1: never, None: one more than the
+    # module around it), and which colour it has ("attention", "feed-forward", "norm" or none).
+    level: ClassVar[int | None] = None
+    role: ClassVar[str] = ""
+    training = True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module computes; every module writes its own."""
+        raise TypeError(f"{type(self).__name__} has no forward method: write one")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        token = SCOPE.set(Scope(type(self).__name__, self.level, owner=self))
+        try:
+            return self.forward(*args, **kwargs)
+        finally:
+            SCOPE.reset(token)
+
+    # ---- what is inside
+
+    def members(self) -> Iterator[tuple[str, Parameter | Module]]:
+        """The parameters and modules that are attributes of this one, with their names.
+
+        >>> [name for name, _ in Sequential(Module(), Module()).members()]
+        ['layers.0', 'layers.1']
+        """
+        for name, value in vars(self).items():
+            yield from _found(name, value)
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """This module and all inside it, each once."""
+        seen: set[int] = set()
+        waiting: list[tuple[str, Module]] = [(prefix, self)]
+        while waiting:
+            path, module = waiting.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            yield path, module
+            inside = [(n, m) for n, m in module.members() if isinstance(m, Module)]
+            waiting += [(f"{path}.{n}" if path else n, m) for n, m in reversed(inside)]
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """All parameters with their paths; one that is used in two places comes once."""
+        seen: set[int] = set()
+        for path, module in self.named_modules():
+            for name, value in module.members():
+                if isinstance(value, Parameter) and id(value) not in seen:
+                    seen.add(id(value))
+                    yield f"{path}.{name}" if path else name, value
+
+    def modules(self) -> Iterator[Module]:
+        """This module and all inside it."""
+        return (module for _, module in self.named_modules())
+
+    def parameters(self) -> list[Parameter]:
+        """All parameters, a tied one once."""
+        return [parameter for _, parameter in self.named_parameters()]
+
+    def num_parameters(self) -> int:
+        """How many numbers the module learns."""
+        return sum(p.size for p in self.parameters())
+
+    # ---- what is done to all of it
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for p in self.parameters():
+            p.grad = None
+
+    def train(self, mode: bool = True) -> Module:
+        """Switch dropout on (or off) in all modules inside."""
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Module:
+        """Switch dropout off."""
+        return self.train(False)
+
+    def astype(self, dtype: npt.DTypeLike) -> Module:
+        """Compute in another float dtype: float64 to check gradients, float32 to train."""
+        if np.dtype(dtype).kind != "f":
+            raise TypeError(f"astype: expected a float dtype, got {np.dtype(dtype)}")
+        for p in self.parameters():
+            p._data, p._node = p._data.astype(dtype), None
+            p.requires_grad = True
+        return self
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Array]:
+        """A copy of every parameter by its path."""
+        return {name: p.data.copy() for name, p in self.named_parameters()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Write the given values into the parameters; all are checked before the first is written.
+
+        Raises KeyError for missing or surplus names and ValueError for a wrong shape.
+        """
+        own = dict(self.named_parameters())
+        missing, surplus = own.keys() - state.keys(), state.keys() - own.keys()
+        if missing or surplus:
+            raise KeyError(f"load_state_dict: missing {sorted(missing)}, surplus {sorted(surplus)}")
+        arrays = {name: as_array(state[name], what=f"load_state_dict: {name}") for name in own}
+        for name, p in own.items():
+            if arrays[name].shape != p.shape:
+                raise ValueError(
+                    f"load_state_dict: {name} must have shape {p.shape}, got {arrays[name].shape}"
+                )
+        for name, p in own.items():
+            p.data[...] = arrays[name]
+            note_write(p.data)
+
+    # ---- text
+
+    def extra(self) -> str:
+        """A few words for the repr and for drawings, such as "32 > 128"."""
+        return ""
+
+    def __repr__(self) -> str:
+        return "\n".join(_tree("", self, 0))
+
+
+def _found(name: str, value: Any) -> Iterator[tuple[str, Parameter | Module]]:
+    if isinstance(value, Parameter | Module):
+        yield name, value
+    elif isinstance(value, list | tuple | dict):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            yield from _found(f"{name}.{key}", item)
+
+
+def _tree(name: str, module: Module, indent: int) -> Iterator[str]:
+    label = f"{name}: " if name else ""
+    extra = f"({module.extra()})" if module.extra() else ""
+    count = f"{module.num_parameters():,}"
+    head = "  " * indent + label + type(module).__name__ + extra
+    yield f"{head}  [{count} parameters]"
+    for child_name, child in module.members():
+        if isinstance(child, Module):
+            yield from _tree(child_name, child, indent + 1)
+
+
+class Sequential(Module):
+    """Modules (or functions) one after the other.
+
+    >>> Sequential(lambda x: x + 1.0, lambda x: x * 2.0)(Tensor([1.0]))
+    Tensor([4.])
+    """
+
+    level = -1
+
+    def __init__(self, *layers: Any):
+        self.layers = list(layers)
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class ModuleList(list[Any]):
+    """A list of modules. A plain list does as well; the name is here for users of PyTorch.
+
+    >>> len(ModuleList([Module(), Module()]))
+    2
+    """
