@@ -44,7 +44,7 @@ def linear(x, weight, bias=None):
         gx = (g @ weight.T).reshape(shape)
         return gx, rows.T @ g, None if bias is None else np.ones(len(g), g.dtype) @ g
 
-    return y.reshape(*shape[:-1], -1), pullback
+    return y.reshape(*shape[:-1], weight.shape[1]), pullback
 
 
 @op(spelled_out=composed.softmax)
@@ -154,7 +154,7 @@ def gelu(x):
     """
     c = math.sqrt(2 / math.pi)
     square = x * x
-    t = square * (c * 0.044715)
+    t = np.asarray(square * (c * 0.044715))  # an array even without dimensions, for out= below
     t += c
     t *= x
     np.tanh(t, out=t)
@@ -199,9 +199,8 @@ def _attend(q: Array, k: Array, v: Array, mask: Any, causal: bool, y: Array) -> 
         e += _causal_bias(q.shape[-2], k.shape[-2], e.dtype)
     if mask is not None:
         allowed = composed.allowed_pairs(e.shape, mask, causal=False)
-        e = np.where(
-            np.swapaxes(allowed, -1, -2) if allowed.ndim > 1 else allowed[:, None], e, -np.inf
-        )
+        allowed = np.broadcast_to(allowed, (*y.shape[:-1], e.shape[-2]))  # (..., T_q, T_k)
+        e = np.where(allowed.swapaxes(-1, -2), e, -np.inf)
     top = e.max(axis=-2, keepdims=True) if e.shape[-2] else np.zeros((), e.dtype)
     if mask is not None:
         top[np.isneginf(top)] = 0  # a row that may attend to nothing
