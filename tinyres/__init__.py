@@ -13,3 +13,7 @@ from tinyres.fused import (
 )  # fmt: skip
 from tinyres import composed
 from tinyres import nn, optim
+from tinyres.checks import detect_anomaly, gradcheck
+from tinyres.recompute import checkpoint
+from tinyres.state import load, save
+from tinyres import probe

@@ -114,13 +114,13 @@ def self_attention(
 
 
 @scope("embedding", level=2)
-def embedding(weight: Any, *, index: Any) -> Tensor:
+def embedding(weight: Any, index: Any) -> Tensor:
     """Row `index` of the table, for each index."""
     return weight[index]  # type: ignore[no-any-return]
 
 
 @scope("cross_entropy", level=2)
-def cross_entropy(logits: Any, *, targets: Any, ignore_index: int | None = None) -> Tensor:
+def cross_entropy(logits: Any, targets: Any, *, ignore_index: int | None = None) -> Tensor:
     """Mean of -log p(target) over the targets that count."""
     rows = logits.reshape(-1, logits.shape[-1])
     flat = np.asarray(targets).reshape(-1)

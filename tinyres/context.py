@@ -1,6 +1,6 @@
 """What holds here and now: whether ops are recorded, and in which named part of the model.
 
-Both live in context variables, so each thread and each asyncio task has its own.
+It lives in context variables, so each thread and each asyncio task has its own.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import numpy as np
+
 
 class Mode(NamedTuple):
     """How ops run."""
 
     recording: bool = True  # no_grad switches it off
     spelled_out: bool = False  # fused ops run as their twins in primitive ops
-    check: Callable[[str, Any, str], None] | None = None  # detect_anomaly looks at every value
+    check: Callable[[str, Any, str, Scope | None], None] | None = (
+        None  # detect_anomaly looks at every value
+    )
 
 
 class Scope:
@@ -86,3 +90,14 @@ def scope(name: str, *, level: int | None = None) -> Iterator[None]:
         yield
     finally:
         SCOPE.reset(token)
+
+
+# While a checkpointed part runs: the generators it drew from, each with its state before that.
+DRAWN: ContextVar[dict[np.random.Generator, Any] | None] = ContextVar("tinyres_drawn", default=None)
+
+
+def note_draw(rng: np.random.Generator) -> None:
+    """Say that `rng` is about to be drawn from, so that `checkpoint` can draw the same again."""
+    drawn = DRAWN.get()
+    if drawn is not None:
+        drawn.setdefault(rng, rng.bit_generator.state)

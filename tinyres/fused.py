@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tinyres import composed
+from tinyres.context import note_draw
 from tinyres.tensor import Array, Tensor, op
 
 # Sums over the first or the last axis are written as products with a vector of ones: BLAS does
@@ -304,7 +305,7 @@ def embedding(weight, *, index):
 
     weight (n, d), index an integer array (...); the result is (..., d).
 
-    >>> embedding(Tensor([[1.0], [2.0]]), index=[1, 1, 0])
+    >>> embedding(Tensor([[1.0], [2.0]]), [1, 1, 0])
     Tensor([[2.]
             [2.]
             [1.]])
@@ -345,7 +346,7 @@ def cross_entropy(logits, *, targets, ignore_index=None):
     logits (..., classes), targets integers (...). Targets equal to `ignore_index` do not count;
     if none counts, the loss is 0. A target that is no class is an IndexError.
 
-    >>> cross_entropy(Tensor([[0.0, 0.0]]), targets=[1])
+    >>> cross_entropy(Tensor([[0.0, 0.0]]), [1])
     Tensor(0.6931)
     """
     classes = logits.shape[-1]
@@ -422,6 +423,7 @@ def dropout(x: Any, p: float, rng: np.random.Generator, *, training: bool = True
         raise ValueError(f"dropout: p must be from 0 to 1, got {p}")
     if not training or p == 0:
         return x if isinstance(x, Tensor) else Tensor(x)
+    note_draw(rng)
     kept = rng.random(x.shape, dtype=np.float32) >= p
     keep = kept.astype(x.dtype) / x.dtype.type(max(1 - p, 1e-30))
     return dropout_(x, keep=keep)  # type: ignore[no-any-return]

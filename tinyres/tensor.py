@@ -11,6 +11,7 @@ import functools
 import heapq
 import inspect
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -76,13 +77,13 @@ def walk_back(
             continue
         if node.number < _last_write:
             _check_unwritten(node)
-        for slot, (h, source) in enumerate(zip(node.pullback(g), node.inputs)):  # noqa: B905 (hot)
+        for slot, (h, source) in enumerate(zip(node.pullback(g), node.inputs)):
             if source is None or not source.requires_grad:
                 continue
             if h.__class__ is not np.ndarray or h.shape != source.shape or h.dtype != source.dtype:
                 h = _fit(h, source, node, slot)
             if check is not None:
-                check(node.op, h, f"cotangent of input {slot}")
+                check(node.op, h, f"cotangent of input {slot}", node.scope)
             if watch is not None:
                 watch(node, slot, h)
             if source not in cotangents:
@@ -169,7 +170,7 @@ def _check_unwritten(node: Node) -> None:
 def op(function: Any = None, *, spelled_out: Callable[..., Tensor] | None = None) -> Any:
     """Make an op on tensors of a function on arrays that returns `(value, pullback)`.
 
-    Positional parameters are arrays, keyword-only ones are attributes. The pullback takes the
+    Its positional parameters are arrays, its keyword-only ones attributes. The pullback takes the
     cotangent of the value and returns that of each array; it need not undo broadcasting.
     `spelled_out` is the same mathematics in primitive ops (`tinyres.composed`).
 
@@ -182,17 +183,19 @@ def op(function: Any = None, *, spelled_out: Callable[..., Tensor] | None = None
     if function is None:
         return functools.partial(op, spelled_out=spelled_out)
     name = function.__name__.rstrip("_")
-    arrays = [
-        p.name
-        for p in inspect.signature(function).parameters.values()
-        if p.kind is p.POSITIONAL_OR_KEYWORD
-    ]
+    signature = inspect.signature(function).parameters.values()
+    arrays = [p.name for p in signature if p.kind is p.POSITIONAL_OR_KEYWORD]
+    attributes = [p.name for p in signature if p.kind is p.KEYWORD_ONLY]
+    most = len(arrays) if arrays else sys.maxsize  # an op of *arrays takes any number
 
     @functools.wraps(function)
     def apply(*args: Any, **attrs: Any) -> Tensor:
         mode = MODE.get()
         if spelled_out is not None and mode.spelled_out:
             return spelled_out(*args, **attrs)
+        if len(args) > most:  # softmax(x, -1) means softmax(x, axis=-1)
+            attrs.update(zip(attributes, args[most:], strict=True))
+            args = args[:most]
         if attrs and not attrs.keys().isdisjoint(arrays):
             args = (*args, *[attrs.pop(key, None) for key in arrays[len(args) :]])
         for arg in args:
@@ -214,7 +217,7 @@ def op(function: Any = None, *, spelled_out: Callable[..., Tensor] | None = None
                     node.pullback, node.attrs, node.keeps_grad = pullback, attrs, False
                     break
         if mode.check is not None:
-            mode.check(name, out._data, "value")
+            mode.check(name, out._data, "value", SCOPE.get())
         return out
 
     apply.spelled_out = spelled_out  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tinyres import fused, ops
+from tinyres.context import no_grad
 from tinyres.nn.module import Module, Parameter
 from tinyres.tensor import Array, Tensor
 
@@ -66,7 +67,7 @@ class Embedding(Module):
         self.weight = Parameter(table)
 
     def forward(self, index: Any) -> Tensor:
-        return fused.embedding(self.weight, index=index)
+        return fused.embedding(self.weight, index)
 
     def extra(self) -> str:
         return f"{self.weight.shape[0]} > {self.weight.shape[1]}"
@@ -165,6 +166,16 @@ class MultiHeadAttention(Module):
         weight, bias = self.qkv.weight, self.qkv.bias
         y = fused.self_attention(x, weight, bias, heads=self.heads, mask=mask, causal=self.causal)
         return self.out(y)
+
+    def weights(self, x: Tensor) -> Array:
+        """Who attends to whom, (B, heads, T, T), each row summing to 1: to look at."""
+        with no_grad():
+            qkv = self.qkv(x).data
+            q, k, _ = np.split(qkv, 3, axis=-1)  # (B, T, d) each
+            split = (*qkv.shape[:-1], self.heads, q.shape[-1] // self.heads)
+            q, k = (Tensor(a.reshape(split)).swapaxes(-2, -3) for a in (q, k))  # (B, h, T, d/h)
+            eye = np.eye(qkv.shape[-2], dtype=qkv.dtype)
+            return fused.attention(q, k, eye[(None,) * (q.ndim - 2)], causal=self.causal).data
 
     def extra(self) -> str:
         return f"{self.heads} heads" + (", causal" if self.causal else "")

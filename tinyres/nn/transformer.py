@@ -10,9 +10,16 @@ import numpy as np
 from tinyres import fused
 from tinyres.context import no_grad, scope
 from tinyres.nn.layers import (
-    Dropout, Embedding, FeedForward, LayerNorm, Linear, MultiHeadAttention, RMSNorm, Seed,
+    Dropout,
+    Embedding,
+    FeedForward,
+    LayerNorm,
+    Linear,
+    MultiHeadAttention,
+    RMSNorm,
+    Seed,
 )  # fmt: skip
-from tinyres.nn.module import Module, Sequential
+from tinyres.nn.module import Module, Parameter, Sequential
 from tinyres.nn.residual import PLACEMENTS, Residual
 from tinyres.tensor import Array, Tensor
 
@@ -109,6 +116,25 @@ class TransformerStack(Module):
         return f"{len(self.blocks)} blocks"
 
 
+class TiedHead(Module):
+    """x W^T with the table W of an embedding: a word is likely where x points along its vector.
+
+    Press and Wolf 2017, sec. 1.
+
+    >>> table = Embedding(10, 4, rng=0).weight
+    >>> TiedHead(table)(np.ones((1, 3, 4), np.float32)).shape
+    (1, 3, 10)
+    """
+
+    level = 2
+
+    def __init__(self, table: Parameter):
+        self.weight = table
+
+    def forward(self, x: Any) -> Tensor:
+        return fused.linear(x, self.weight.T)
+
+
 class TransformerLM(Module):
     """A causal language model: embeddings, a stack, and a linear map to the logits.
 
@@ -141,16 +167,10 @@ class TransformerLM(Module):
         self.token = Embedding(vocab, d_model, rng=rng)
         self.position = Embedding(context, d_model, rng=rng)
         self.stack = TransformerStack(d_model, heads, blocks, d_ff, rng=rng, **options)
-        self.head = Linear(d_model, vocab, rng=rng)
-        self.tied = tied
-        if tied:
-            self.head.weight = None  # the table does its work
+        self.head: Module = TiedHead(self.token.weight) if tied else Linear(d_model, vocab, rng=rng)
 
     def forward(self, tokens: Any) -> Tensor:
-        x = self.stack(self.embed(tokens))
-        if self.tied:
-            return fused.linear(x, self.token.weight.T, self.head.bias)
-        return self.head(x)
+        return self.head(self.stack(self.embed(tokens)))
 
     @scope("embed", level=0)
     def embed(self, tokens: Any) -> Tensor:
@@ -164,7 +184,7 @@ class TransformerLM(Module):
 
     def loss(self, tokens: Any, targets: Any) -> Tensor:
         """Mean cross-entropy in nats of the next tokens, `targets` (B, T)."""
-        return fused.cross_entropy(self(tokens), targets=targets)
+        return fused.cross_entropy(self(tokens), targets)
 
     @no_grad()
     def generate(

@@ -1,0 +1,122 @@
+"""Is a gradient right, and where does a number stop being one?"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tinyres.context import Scope, no_grad, switched
+from tinyres.tensor import Array, Tensor, as_array
+
+
+def gradcheck(
+    fn: Callable[..., Tensor],
+    inputs: Sequence[Any],
+    *,
+    eps: float = 1e-6,
+    atol: float = 1e-6,
+    rtol: float = 1e-5,
+    seed: int = 0,
+) -> bool:
+    """Compare the gradients of `fn` with central differences, in float64.
+
+    df/dx is (f(x + eps) - f(x - eps)) / (2 eps), each element of each float input on its own,
+    with f the sum of fn's elements under fixed random weights. True, or an AssertionError that
+    says which input and element differ, and by how much.
+
+    >>> gradcheck(lambda a, b: a @ b, [np.ones((2, 3)), np.ones((3, 2))])
+    True
+    """
+    arrays = [as_array(x, what="gradcheck") for x in inputs]
+    tensors = [
+        Tensor(
+            a, dtype=np.float64 if a.dtype.kind == "f" else None, requires_grad=a.dtype.kind == "f"
+        )
+        for a in arrays
+    ]
+    y = fn(*tensors)
+    weights = np.random.default_rng(seed).standard_normal(y.shape)
+    y.backward(weights)
+
+    @no_grad()
+    def f() -> float:
+        return float((fn(*tensors).data * weights).sum())
+
+    for i, t in enumerate(tensors):
+        if t.requires_grad:
+            measured = _central_differences(f, t, eps)
+            found = np.zeros(t.shape) if t.grad is None else t.grad
+            wrong = ~np.isclose(found, measured, rtol=rtol, atol=atol)
+            if wrong.any():
+                where = tuple(int(n) for n in np.argwhere(wrong)[0])
+                raise AssertionError(
+                    f"gradcheck: input {i}, element {where}: the pullback gives {found[where]:.8g}, "
+                    f"central differences give {measured[where]:.8g} "
+                    f"({int(wrong.sum())} of {wrong.size} elements differ)"
+                )
+    return True
+
+
+def _central_differences(f: Callable[[], float], t: Tensor, eps: float) -> Array:
+    measured = np.zeros(t.shape)
+    for where in np.ndindex(t.shape):
+        before = t.data[where]
+        t.data[where] = before + eps
+        above = f()
+        t.data[where] = before - eps
+        below = f()
+        t.data[where] = before
+        measured[where] = (above - below) / (2 * eps)
+    return measured
+
+
+@contextlib.contextmanager
+def detect_anomaly() -> Iterator[None]:
+    """Raise FloatingPointError at the first op whose value or cotangent is not finite.
+
+    The error names the op, the modules it is in, and the shape. Costs nothing when off.
+
+    >>> with detect_anomaly(), np.errstate(divide="ignore"):
+    ...     Tensor([0.0]).log()
+    Traceback (most recent call last):
+    ...
+    FloatingPointError: log: its value has 1 of 1 elements that are not finite (shape (1,))
+    """
+    with switched(check=_check_finite):
+        yield
+
+
+def _check_finite(op: str, array: Array, what: str, scope: Scope | None) -> None:
+    if array.dtype.kind != "f" or np.isfinite(array).all():
+        return
+    bad = array.size - int(np.isfinite(array).sum())
+    path = scope_path(scope)
+    place = f", in {path}" if path else ""
+    raise FloatingPointError(
+        f"{op}: its {what} has {bad} of {array.size} elements that are not finite "
+        f"(shape {array.shape}{place})"
+    )
+
+
+def scope_path(scope: Scope | None) -> str:
+    """The modules and named parts round an op, outermost first, as "blocks.3 > attention".
+
+    >>> scope_path(None)
+    ''
+    """
+    names: list[str] = []
+    while scope is not None:
+        owner = scope.owner() if scope.owner is not None else None
+        caller = scope.parent
+        while caller is not None and caller.owner is None:
+            caller = caller.parent
+        around = caller.owner() if caller is not None and caller.owner is not None else None
+        name = scope.name
+        if owner is not None and around is not None:
+            name = next((n for n, m in around.members() if m is owner), name)
+        names.append(name)
+        scope = scope.parent
+    return " > ".join(reversed(names))
