@@ -53,7 +53,7 @@ def gradcheck(
             if wrong.any():
                 where = tuple(int(n) for n in np.argwhere(wrong)[0])
                 raise AssertionError(
-                    f"gradcheck: input {i}, element {where}: the pullback gives {found[where]:.8g}, "
+                    f"gradcheck: input {i}, element {where}: pullback gives {found[where]:.8g}, "
                     f"central differences give {measured[where]:.8g} "
                     f"({int(wrong.sum())} of {wrong.size} elements differ)"
                 )

@@ -114,8 +114,8 @@ def _fit(h: Any, source: Node, node: Node, slot: int) -> Array:
         h = unbroadcast(h, source.shape)
     if h.shape != source.shape:
         raise ValueError(
-            f"{node.op}: its pullback returned a cotangent of shape {given.shape} for input {slot}, "
-            f"which has shape {source.shape}: each input's cotangent must have its shape"
+            f"{node.op}: its pullback returned a cotangent of shape {given.shape} for input "
+            f"{slot}, which has shape {source.shape}: each input's cotangent must have its shape"
         )
     # Beside a float64 operand an op promotes a float32 one; by itself a pullback may not widen.
     if h.dtype not in (source.dtype, node.dtype):
@@ -154,14 +154,13 @@ def _check_unwritten(node: Node) -> None:
     cells = getattr(node.pullback, "__closure__", None) or ()
     saved = [cell.cell_contents for cell in cells if isinstance(cell.cell_contents, np.ndarray)]
     for number, ref in list(_written.values()):
-        array = ref()
-        if number > node.number and array is not None:
-            if any(np.may_share_memory(array, held) for held in saved):
-                raise RuntimeError(
-                    f"backward: {node.op}, made of shape {node.shape}, needs an array that was "
-                    "changed since the forward pass, by an optimizer's step or an assignment to "
-                    ".data: call backward() before that, or run the forward pass again"
-                )
+        array = ref() if number > node.number else None
+        if array is not None and any(np.may_share_memory(array, held) for held in saved):
+            raise RuntimeError(
+                f"backward: {node.op}, made of shape {node.shape}, needs an array that was changed "
+                "since the forward pass, by an optimizer's step or an assignment to .data: call "
+                "backward() before that, or run the forward pass again"
+            )
 
 
 # ---------------------------------------------------------------- ops
@@ -194,8 +193,8 @@ def op(function: Any = None, *, spelled_out: Callable[..., Tensor] | None = None
         if spelled_out is not None and mode.spelled_out:
             return spelled_out(*args, **attrs)
         if len(args) > most:  # softmax(x, -1) means softmax(x, axis=-1)
-            attrs.update(zip(attributes, args[most:], strict=True))
-            args = args[:most]
+            attrs = {**dict(zip(attributes, args[most:])), **attrs}
+            args = args[: max(most, len(args) - len(attributes))]
         if attrs and not attrs.keys().isdisjoint(arrays):
             args = (*args, *[attrs.pop(key, None) for key in arrays[len(args) :]])
         for arg in args:
