@@ -95,7 +95,7 @@ def allowed_pairs(shape: tuple[int, ...], mask: Any, causal: bool) -> Array | No
 
 
 def self_attention(
-    x: Any, weight: Any, bias: Any, *, heads: int, mask: Any = None, causal: bool = False
+    x: Any, weight: Any, bias: Any = None, *, heads: int, mask: Any = None, causal: bool = False
 ) -> Tensor:
     """Attention of every head of x to x, side by side; weight (d, 3 d) holds q, k and v."""
     width = x.shape[-1]
@@ -113,17 +113,32 @@ def self_attention(
         return y.swapaxes(-2, -3).reshape(x.shape)  # (B, T, d)
 
 
+def checked_index(what: str, index: Any, size: int, ignore: int | None = None) -> Array:
+    index = np.asarray(index._data if isinstance(index, Tensor) else index)
+    if index.dtype.kind not in "iu":
+        if index.size:
+            raise TypeError(f"{what} must hold integers, got {index.dtype}")
+        index = index.astype(np.int64)
+    outside = (index < 0) | (index >= size)
+    if ignore is not None:
+        outside &= index != ignore
+    if outside.any():
+        raise IndexError(f"{what} has {index[outside][0]}, but it must be from 0 to {size - 1}")
+    return index
+
+
 @scope("embedding", level=2)
 def embedding(weight: Any, index: Any) -> Tensor:
     """Row `index` of the table, for each index."""
-    return weight[index]  # type: ignore[no-any-return]
+    return weight[checked_index("embedding: index", index, len(weight))]  # type: ignore[no-any-return]
 
 
 @scope("cross_entropy", level=2)
 def cross_entropy(logits: Any, targets: Any, *, ignore_index: int | None = None) -> Tensor:
     """Mean of -log p(target) over the targets that count."""
     rows = logits.reshape(-1, logits.shape[-1])
-    flat = np.asarray(targets).reshape(-1)
+    targets = checked_index("cross_entropy: targets", targets, rows.shape[-1], ignore_index)
+    flat = targets.reshape(-1)
     counted = (
         np.flatnonzero(flat != ignore_index) if ignore_index is not None else np.arange(flat.size)
     )

@@ -40,7 +40,7 @@ class Scope:
         self.owner = None if owner is None else weakref.ref(owner)
 
 
-MODE: ContextVar[Mode] = ContextVar("tinyres_mode", default=Mode())
+MODE: ContextVar[Mode] = ContextVar("tinyres_mode", default=Mode())  # noqa: B039
 SCOPE: ContextVar[Scope | None] = ContextVar("tinyres_scope", default=None)
 
 

@@ -208,8 +208,7 @@ def _attend(q: Array, k: Array, v: Array, mask: Any, causal: bool, y: Array) -> 
     e -= top
     np.exp(e, out=e)
     total = e.sum(axis=-2)[..., None]  # (..., T_q, 1)
-    if mask is not None:
-        total[total == 0] = 1
+    total[total == 0] = 1
     np.matmul(e.swapaxes(-1, -2), v, out=y)
     y /= total
 
@@ -310,7 +309,7 @@ def embedding(weight, *, index):
             [2.]
             [1.]])
     """
-    index = _checked_index("embedding: index", index, len(weight))
+    index = composed.checked_index("embedding: index", index, len(weight))
     shape, dtype = weight.shape, weight.dtype
 
     def pullback(g):
@@ -325,20 +324,6 @@ def embedding(weight, *, index):
     return weight[index], pullback
 
 
-def _checked_index(what: str, index: Any, size: int, ignore: int | None = None) -> Array:
-    index = np.asarray(index._data if isinstance(index, Tensor) else index)
-    if index.dtype.kind not in "iu":
-        if index.size:
-            raise TypeError(f"{what} must hold integers, got {index.dtype}")
-        index = index.astype(np.int64)
-    outside = (index < 0) | (index >= size)
-    if ignore is not None:
-        outside &= index != ignore
-    if outside.any():
-        raise IndexError(f"{what} has {index[outside][0]}, but it must be from 0 to {size - 1}")
-    return index
-
-
 @op(spelled_out=composed.cross_entropy)
 def cross_entropy(logits, *, targets, ignore_index=None):
     """Mean of -log softmax(logits)[target] over the targets that count, in nats.
@@ -350,7 +335,7 @@ def cross_entropy(logits, *, targets, ignore_index=None):
     Tensor(0.6931)
     """
     classes = logits.shape[-1]
-    targets = _checked_index("cross_entropy: targets", targets, classes, ignore_index)
+    targets = composed.checked_index("cross_entropy: targets", targets, classes, ignore_index)
     if targets.shape != logits.shape[:-1]:
         raise ValueError(
             f"cross_entropy: targets must have shape {logits.shape[:-1]}, one a row of logits, "

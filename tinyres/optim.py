@@ -110,7 +110,7 @@ class Optimizer:
                     self.update(flat.data[part], flat.grad[part], step, *state)
 
     def update(self, p: Array, g: Array, step: int, *state: Array) -> None:
-        """Write the new values into `p` and `state`; `g` may be overwritten, `step` counts from 1."""
+        """Write new values into `p` and `state`; `g` may be overwritten, `step` is from 1."""
         raise TypeError(f"{type(self).__name__} has no update method: write one")
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class Optimizer:
         counts = [len(flat.steps) for flat in self._flats]
         if shapes != given or counts != [len(steps) for steps in state["steps"]]:
             raise ValueError(
-                f"load_state_dict: this optimizer has state of shapes {shapes}, the given one {given}"
+                f"load_state_dict: expected state of shapes {shapes}, the given one has {given}"
             )
         self.lr = state["lr"]
         for flat, steps, slots in zip(self._flats, state["steps"], state["slots"]):
@@ -292,7 +292,9 @@ def warmup_cosine(lr: float, warmup: int, total: int, *, floor: float = 0.0) -> 
 
 
 def inverse_sqrt(lr: float, warmup: int) -> Schedule:
-    """Steps 0, 1, ... -> a line up to `lr`, then falling as 1 / sqrt(step) (Vaswani et al. 2017, eq. 3).
+    """Steps 0, 1, ... -> a line up to `lr`, then lr sqrt(warmup / step).
+
+    Vaswani et al. 2017, eq. 3.
 
     >>> [inverse_sqrt(1.0, 4)(step) for step in (0, 3, 15)]
     [0.25, 1.0, 0.5]

@@ -8,6 +8,7 @@ No probe changes the model or the gradients in it.
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -56,11 +57,11 @@ def _mean_cosine(x: Array) -> float:
 
 @no_grad()
 def neighbour_cosine(model: TransformerLM, batch: Batch) -> Array:
-    """Mean cosine between x_(l-1) and x_l of a token, shape (blocks,): 1 where a block does little."""
+    """Mean cosine between x_(l-1) and x_l, shape (blocks,): 1 where a block does little."""
     values = [x.data.astype(np.float64) for x in stream(model, batch[0])]
     return np.array([
         np.mean(np.vecdot(a, b) / (np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)))
-        for a, b in zip(values, values[1:])
+        for a, b in itertools.pairwise(values)
     ])  # fmt: skip
 
 
