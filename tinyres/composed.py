@@ -114,6 +114,7 @@ def self_attention(
 
 
 def checked_index(what: str, index: Any, size: int, ignore: int | None = None) -> Array:
+    """An array of integers from 0 to size - 1, where they are not to be ignored."""
     index = np.asarray(index._data if isinstance(index, Tensor) else index)
     if index.dtype.kind not in "iu":
         if index.size:

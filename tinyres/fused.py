@@ -208,7 +208,7 @@ def _attend(q: Array, k: Array, v: Array, mask: Any, causal: bool, y: Array) -> 
     e -= top
     np.exp(e, out=e)
     total = e.sum(axis=-2)[..., None]  # (..., T_q, 1)
-    total[total == 0] = 1
+    total[total == 0] = 1  # a row that may attend to nothing, or no key at all
     np.matmul(e.swapaxes(-1, -2), v, out=y)
     y /= total
 
