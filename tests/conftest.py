@@ -1,0 +1,38 @@
+"""What several test files use."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tinyres as tr
+
+
+def gradients(fn: Callable[..., tr.Tensor], *arrays: np.ndarray) -> tuple[np.ndarray, list[Any]]:
+    """The value of fn, and the gradients of its inputs for one fixed cotangent of the value."""
+    inputs = [tr.Tensor(a, requires_grad=True) for a in arrays]
+    out = fn(*inputs)
+    cotangent = np.random.default_rng(7).uniform(-1, 1, out.shape)
+    out.backward(cotangent)
+    return out.detach().numpy(), [t.grad for t in inputs]
+
+
+@contextlib.contextmanager
+def no_garbage_collector() -> Iterator[None]:
+    """Memory that comes back inside was freed by its reference count: it was in no cycle."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Random numbers, the same in every run."""
+    return np.random.default_rng(0)
