@@ -17,3 +17,6 @@ from tinyres.checks import detect_anomaly, gradcheck
 from tinyres.recompute import checkpoint
 from tinyres.state import load, save
 from tinyres import probe
+from tinyres.memory import keep_pages
+
+keep_pages()

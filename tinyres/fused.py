@@ -191,34 +191,35 @@ def _attend(q: Array, k: Array, v: Array, mask: Any, causal: bool, y: Array) -> 
 
     The scores stand transposed, keys along axis -2: NumPy reduces over an axis that is not the
     last one several times faster. The weights are never divided by their sum; the rows of y are,
-    which are shorter.
+    which are shorter. The right factor of a small product is made contiguous: BLAS gains more by it
+    than the copy costs.
     """
     scale = q.shape[-1] ** -0.5
-    q = q * scale
-    e = k @ q.swapaxes(-1, -2)  # (..., T_k, T_q)
+    qT = np.multiply(q.swapaxes(-1, -2), scale, order="C")  # (..., d, T_q)
+    e = k @ qT  # (..., T_k, T_q)
     if causal:
         e += _causal_bias(q.shape[-2], k.shape[-2], e.dtype)
     if mask is not None:
         allowed = composed.allowed_pairs(e.shape, mask, causal=False)
         allowed = np.broadcast_to(allowed, (*y.shape[:-1], e.shape[-2]))  # (..., T_q, T_k)
         e = np.where(allowed.swapaxes(-1, -2), e, -np.inf)
-    top = e.max(axis=-2, keepdims=True) if e.shape[-2] else np.zeros((), e.dtype)
+    top = e.max(axis=-2, keepdims=True, initial=-np.inf)
     if mask is not None:
         top[np.isneginf(top)] = 0  # a row that may attend to nothing
     e -= top
     np.exp(e, out=e)
-    total = e.sum(axis=-2)[..., None]  # (..., T_q, 1)
+    total = np.ones((1, e.shape[-2]), e.dtype) @ e  # (..., 1, T_q)
     total[total == 0] = 1  # a row that may attend to nothing, or no key at all
     np.matmul(e.swapaxes(-1, -2), v, out=y)
-    y /= total
+    y /= total.swapaxes(-1, -2)
 
     def pullback(g: Array, gq: Array, gk: Array, gv: Array) -> None:
-        g = g / total
-        np.matmul(e, g, out=gv)
-        gs = v @ g.swapaxes(-1, -2)  # of the weights, then of the scores: (..., T_k, T_q)
-        gs -= np.vecdot(g, y)[..., None, :]
+        gT = np.divide(g.swapaxes(-1, -2), total, order="C")  # (..., d_v, T_q)
+        np.matmul(e, np.ascontiguousarray(gT.swapaxes(-1, -2)), out=gv)
+        gs = v @ gT  # of the weights, then of the scores: (..., T_k, T_q)
+        gs -= np.vecdot(gT, y.swapaxes(-1, -2), axis=-2)[..., None, :]
         gs *= e
-        np.matmul(gs, q, out=gk)
+        np.matmul(gs, np.ascontiguousarray(qT.swapaxes(-1, -2)), out=gk)
         np.matmul(gs.swapaxes(-1, -2), k, out=gq)
         gq *= scale
 
