@@ -32,9 +32,7 @@ def gradcheck(
     """
     arrays = [as_array(x, what="gradcheck") for x in inputs]
     tensors = [
-        Tensor(
-            a, dtype=np.float64 if a.dtype.kind == "f" else None, requires_grad=a.dtype.kind == "f"
-        )
+        Tensor(a, dtype=np.float64, requires_grad=True) if a.dtype.kind == "f" else Tensor(a)
         for a in arrays
     ]
     y = fn(*tensors)

@@ -72,10 +72,10 @@ def attention(q: Any, k: Any, v: Any, *, mask: Any = None, causal: bool = False)
     """softmax(q k^T / sqrt(d)) v, where the mask or causality allows it."""
     with scope("q @ kT / sqrt(d)", level=2):
         scores = (q * q.shape[-1] ** -0.5) @ k.swapaxes(-1, -2)  # (..., T_q, T_k)
-        allowed = allowed_pairs(scores.shape, mask, causal)
+        allowed: Any = allowed_pairs(scores.shape, mask, causal)
         if allowed is not None:
             scores = ops.where(allowed, scores, np.asarray(FORBIDDEN, scores.dtype))
-    weights = softmax(scores)  # (..., T_q, T_k), rows sum to 1
+    weights: Any = softmax(scores)  # (..., T_q, T_k), rows sum to 1
     with scope("@ v", level=2):
         if mask is not None:  # a row that may attend to nothing gives zeros
             weights = weights * allowed.any(-1, keepdims=True).astype(scores.dtype)
@@ -90,7 +90,7 @@ def allowed_pairs(shape: tuple[int, ...], mask: Any, causal: bool) -> Array | No
             raise TypeError(f"attention: mask must be bool (True = may attend), got {mask.dtype}")
     if not causal:
         return mask
-    lower = np.tri(*shape[-2:], dtype=bool)
+    lower = np.tri(*shape[-2:]).astype(bool)
     return lower if mask is None else lower & mask
 
 
@@ -114,8 +114,8 @@ def self_attention(
 
 
 def checked_index(what: str, index: Any, size: int, ignore: int | None = None) -> Array:
-    """An array of integers from 0 to size - 1, where they are not to be ignored."""
-    index = np.asarray(index._data if isinstance(index, Tensor) else index)
+    """A copy of integers from 0 to size - 1, where they are not to be ignored."""
+    index = np.array(index._data if isinstance(index, Tensor) else index)
     if index.dtype.kind not in "iu":
         if index.size:
             raise TypeError(f"{what} must hold integers, got {index.dtype}")
@@ -131,7 +131,7 @@ def checked_index(what: str, index: Any, size: int, ignore: int | None = None) -
 @scope("embedding", level=2)
 def embedding(weight: Any, index: Any) -> Tensor:
     """Row `index` of the table, for each index."""
-    return weight[checked_index("embedding: index", index, len(weight))]  # type: ignore[no-any-return]
+    return weight[checked_index("embedding: index", index, len(weight))]
 
 
 @scope("cross_entropy", level=2)

@@ -186,7 +186,7 @@ def _causal_bias(queries: int, keys: int, dtype: Any) -> Array:
     return bias
 
 
-def _attend(q: Array, k: Array, v: Array, mask: Any, causal: bool, y: Array) -> Any:
+def _attend(q: Array, k: Array, v: Array, *, mask: Any, causal: bool, y: Array) -> Any:
     """Write softmax(q k^T / sqrt(d)) v into y; return what takes the cotangents back.
 
     The scores stand transposed, keys along axis -2: NumPy reduces over an axis that is not the
@@ -200,7 +200,7 @@ def _attend(q: Array, k: Array, v: Array, mask: Any, causal: bool, y: Array) -> 
     if causal:
         e += _causal_bias(q.shape[-2], k.shape[-2], e.dtype)
     if mask is not None:
-        allowed = composed.allowed_pairs(e.shape, mask, causal=False)
+        allowed: Any = composed.allowed_pairs(e.shape, mask, causal=False)
         allowed = np.broadcast_to(allowed, (*y.shape[:-1], e.shape[-2]))  # (..., T_q, T_k)
         e = np.where(allowed.swapaxes(-1, -2), e, -np.inf)
     top = e.max(axis=-2, keepdims=True, initial=-np.inf)
@@ -215,9 +215,10 @@ def _attend(q: Array, k: Array, v: Array, mask: Any, causal: bool, y: Array) -> 
 
     def pullback(g: Array, gq: Array, gk: Array, gv: Array) -> None:
         gT = np.divide(g.swapaxes(-1, -2), total, order="C")  # (..., d_v, T_q)
-        np.matmul(e, np.ascontiguousarray(gT.swapaxes(-1, -2)), out=gv)
+        g = np.ascontiguousarray(gT.swapaxes(-1, -2))
+        np.matmul(e, g, out=gv)
         gs = v @ gT  # of the weights, then of the scores: (..., T_k, T_q)
-        gs -= np.vecdot(gT, y.swapaxes(-1, -2), axis=-2)[..., None, :]
+        gs -= np.vecdot(g, y)[..., None, :]
         gs *= e
         np.matmul(gs, np.ascontiguousarray(qT.swapaxes(-1, -2)), out=gk)
         np.matmul(gs.swapaxes(-1, -2), k, out=gq)
@@ -246,7 +247,7 @@ def attention(q, k, v, *, mask=None, causal=False):
     batch = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     q, k, v = (np.broadcast_to(a, batch + a.shape[-2:]) for a in (q, k, v))
     y = np.empty((*q.shape[:-1], v.shape[-1]), np.result_type(q, k, v))
-    back = _attend(q, k, v, mask, causal, y)
+    back = _attend(q, k, v, mask=mask, causal=causal, y=y)
 
     def pullback(g):
         gradients = [np.empty(a.shape, g.dtype) for a in (q, k, v)]
@@ -284,7 +285,7 @@ def self_attention(x, weight, bias=None, *, heads, mask=None, causal=False):
 
     y = np.empty_like(x, order="C")
     y_heads = y.reshape(*x.shape[:-1], heads, d // heads).swapaxes(-2, -3)
-    back = _attend(*by_head(qkv), mask, causal, y_heads)
+    back = _attend(*by_head(qkv), mask=mask, causal=causal, y=y_heads)
 
     def pullback(g):
         g_heads = g.reshape(*x.shape[:-1], heads, d // heads).swapaxes(-2, -3)
@@ -412,4 +413,4 @@ def dropout(x: Any, p: float, rng: np.random.Generator, *, training: bool = True
     note_draw(rng)
     kept = rng.random(x.shape, dtype=np.float32) >= p
     keep = kept.astype(x.dtype) / x.dtype.type(max(1 - p, 1e-30))
-    return dropout_(x, keep=keep)  # type: ignore[no-any-return]
+    return dropout_(x, keep=keep)

@@ -73,7 +73,7 @@ class Operators:
         )
 
     def __sub__(self, other: Any) -> Tensor:
-        return self + -other if isinstance(other, SCALAR) else _tr().sub(self, other)
+        return self + -_number(other) if isinstance(other, SCALAR) else _tr().sub(self, other)
 
     def __pow__(self, other: Any) -> Tensor:
         if isinstance(other, SCALAR):
@@ -182,7 +182,9 @@ class Operators:
             )
         return self._data.copy()
 
-    def __array__(self, dtype: npt.DTypeLike = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(
+        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
+    ) -> npt.NDArray[Any]:
         if copy is False:
             raise ValueError("np.asarray: a tensor is always copied: leave copy=False away")
         return np.asarray(self.numpy(), dtype=dtype)

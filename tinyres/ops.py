@@ -7,6 +7,7 @@ broadcasting, and it never writes into `g` or into what it captured: others hold
 from __future__ import annotations
 
 import builtins
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -248,13 +249,14 @@ def getitem(x, *, index):
     shape, dtype = x.shape, x.dtype
     parts = index if isinstance(index, tuple) else (index,)
     once = all(p is None or p is Ellipsis or isinstance(p, int | slice) for p in parts)
+    kept = index if once else copy.deepcopy(index)  # its owner may change an array
 
     def pullback(g):
         out = np.zeros(shape, dtype)
         if once:
-            out[index] = g
+            out[kept] = g
         else:
-            np.add.at(out, index, g)
+            np.add.at(out, kept, g)
         return (out,)
 
     return x[index], pullback
@@ -279,7 +281,7 @@ def concatenate(tensors: Iterable[Any], axis: int = 0) -> Tensor:
     >>> concatenate([Tensor([1.0]), Tensor([2.0, 3.0])])
     Tensor([1. 2. 3.])
     """
-    return concatenate_(*tensors, axis=axis)  # type: ignore[no-any-return]
+    return concatenate_(*tensors, axis=axis)
 
 
 def stack(tensors: Iterable[Any], axis: int = 0) -> Tensor:
@@ -288,4 +290,4 @@ def stack(tensors: Iterable[Any], axis: int = 0) -> Tensor:
     >>> stack([Tensor([1.0, 2.0]), Tensor([3.0, 4.0])]).shape
     (2, 2)
     """
-    return stack_(*tensors, axis=axis)  # type: ignore[no-any-return]
+    return stack_(*tensors, axis=axis)

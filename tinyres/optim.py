@@ -56,7 +56,8 @@ class _Flat:
                 np.concatenate(grads, out=self.grad[run])
                 self.steps[first:last] = [steps + 1] * (last - first)
                 yield run, steps + 1
-        note_write(self.data)
+                for view in self.views[first:last]:
+                    note_write(view)
 
 
 class Optimizer:
@@ -249,8 +250,10 @@ def clip_grad_norm(params: Iterable[Tensor], max_norm: float) -> float:
     """
     if not max_norm >= 0:
         raise ValueError(f"clip_grad_norm: max_norm must be >= 0, got {max_norm}")
+    params = [params] if isinstance(params, Tensor) else params
     grads = [p.grad for p in params if p.grad is not None]
-    total = math.sqrt(math.fsum(float(np.vdot(g, g)) for g in grads))
+    # In float64, since the square of a float32 above 2e19 is infinite.
+    total = math.sqrt(math.fsum(float(np.square(g, dtype=np.float64).sum()) for g in grads))
     if not math.isfinite(total):
         raise FloatingPointError(
             f"clip_grad_norm: the gradients have norm {total}: no factor makes them finite; "

@@ -36,7 +36,7 @@ def save(path: str | os.PathLike[str], /, **state: Any) -> Path:
     handle, aside = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            np.savez(file, **arrays)
+            np.savez(file, allow_pickle=False, **arrays)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
@@ -58,7 +58,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         tree = json.loads(str(arrays["tree"]))
         if tree["format"] != FORMAT:
             raise ValueError(f"its format is {tree['format']!r}, this version reads {FORMAT!r}")
-        return _unpacked(tree["state"], arrays)  # type: ignore[no-any-return]
+        return _unpacked(tree["state"], arrays)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:

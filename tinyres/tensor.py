@@ -224,17 +224,20 @@ def op(function: Any = None, *, spelled_out: Callable[..., Tensor] | None = None
 
 
 def _as_tensors(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Operands as tensors; Python and NumPy scalars take the dtype of those beside them."""
+    """Operands as tensors; scalars, lists and integer arrays take the dtype of those beside."""
     dtypes = [a.dtype for a in args if isinstance(a, Tensor | np.ndarray)]
+    dtypes = [d for d in dtypes if d.kind == "f"] or dtypes  # integers never widen a float32
     dtype = np.result_type(*dtypes) if dtypes else np.dtype(np.float32)
     if dtype.kind != "f" and any(isinstance(a, float | np.floating) for a in args):
         dtype = np.dtype(np.float32)
-    scalars = {id(a): np.asarray(a, dtype) for a in args if isinstance(a, SCALAR)}
-    return tuple(
-        a if a is None or isinstance(a, Tensor)
-        else Tensor._of(scalars[id(a)] if id(a) in scalars else as_array(a, what=name))
-        for a in args
-    )  # fmt: skip
+
+    def tensor(a: Any) -> Tensor:
+        if isinstance(a, SCALAR):
+            return Tensor._of(np.asarray(a, dtype))
+        keeps = dtype.kind != "f" or (isinstance(a, np.ndarray) and a.dtype.kind in "fb")
+        return Tensor._of(as_array(a, None if keeps else dtype, name))
+
+    return tuple(a if a is None or isinstance(a, Tensor) else tensor(a) for a in args)
 
 
 def _explained(name: str, error: Exception, args: Sequence[Tensor | None]) -> Exception:
@@ -245,7 +248,7 @@ def _explained(name: str, error: Exception, args: Sequence[Tensor | None]) -> Ex
     return kind(f"{text} (given {given})")
 
 
-def as_array(data: Any, dtype: npt.DTypeLike = None, what: str = "Tensor") -> Array:
+def as_array(data: Any, dtype: npt.DTypeLike | None = None, what: str = "Tensor") -> Array:
     """A C-contiguous copy of `data`; Python numbers become float32, arrays keep their dtype."""
     data = data._data if isinstance(data, Tensor) else data
     try:
@@ -278,7 +281,9 @@ class Tensor(Operators):
     _data: Array
     _node: Node | None
 
-    def __init__(self, data: Any, *, requires_grad: bool = False, dtype: npt.DTypeLike = None):
+    def __init__(
+        self, data: Any, *, requires_grad: bool = False, dtype: npt.DTypeLike | None = None
+    ):
         self._data = as_array(data, dtype)
         self._node = None
         self.requires_grad = requires_grad

@@ -159,7 +159,7 @@ class MultiHeadAttention(Module):
         self.heads = heads
         self.causal = causal
         self.qkv = Linear(d_model, 3 * d_model, bias=bias, rng=rng)
-        self.qkv.weight.data = np.hstack([xavier(rng, d_model, d_model) for _ in "qkv"])
+        self.qkv.weight.data[...] = np.hstack([xavier(rng, d_model, d_model) for _ in "qkv"])
         self.out = Linear(d_model, d_model, bias=bias, rng=rng)
 
     def forward(self, x: Any, mask: Any = None) -> Tensor:
@@ -173,9 +173,11 @@ class MultiHeadAttention(Module):
             qkv = self.qkv(x).data
             q, k, _ = np.split(qkv, 3, axis=-1)  # (B, T, d) each
             split = (*qkv.shape[:-1], self.heads, q.shape[-1] // self.heads)
-            q, k = (Tensor(a.reshape(split)).swapaxes(-2, -3) for a in (q, k))  # (B, h, T, d/h)
-            eye = np.eye(qkv.shape[-2], dtype=qkv.dtype)
-            return fused.attention(q, k, eye[(None,) * (q.ndim - 2)], causal=self.causal).data
+            q, k = (a.reshape(split).swapaxes(-2, -3) for a in (q, k))  # (B, h, T, d/h)
+            # With the unit matrix as values, what comes out are the weights.
+            return fused.attention(
+                q, k, np.eye(q.shape[-2], dtype=q.dtype), causal=self.causal
+            ).data
 
     def extra(self) -> str:
         return f"{self.heads} heads" + (", causal" if self.causal else "")

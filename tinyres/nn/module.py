@@ -21,7 +21,9 @@ class Parameter(Tensor):
 
     __slots__ = ()
 
-    def __init__(self, data: Any, *, requires_grad: bool = True, dtype: npt.DTypeLike = None):
+    def __init__(
+        self, data: Any, *, requires_grad: bool = True, dtype: npt.DTypeLike | None = None
+    ):
         super().__init__(data, requires_grad=requires_grad, dtype=dtype)
 
 

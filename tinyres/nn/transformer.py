@@ -23,7 +23,7 @@ from tinyres.nn.module import Module, Parameter, Sequential
 from tinyres.nn.residual import PLACEMENTS, Residual
 from tinyres.tensor import Array, Tensor
 
-NORMS: dict[str, type[Module]] = {"layer": LayerNorm, "rms": RMSNorm}
+NORMS: dict[str, Any] = {"layer": LayerNorm, "rms": RMSNorm}
 
 
 class TransformerBlock(Module):
@@ -200,7 +200,7 @@ class TransformerLM(Module):
 
         `temperature=0` takes the likeliest token; `top_k` samples among the k likeliest.
         """
-        if temperature < 0 or (top_k is not None and top_k < 1):
+        if not temperature >= 0 or (top_k is not None and top_k < 1):
             raise ValueError(
                 f"generate: temperature must be >= 0 and top_k >= 1, got {temperature}, {top_k}"
             )
@@ -210,10 +210,12 @@ class TransformerLM(Module):
             raise ValueError("generate: the prompt is empty: give it at least one token")
         was_training = self.training
         self.eval()
-        for _ in range(count):
-            logits = self([tokens[-self.context :]]).data[0, -1].astype(np.float64)
-            tokens.append(_sample(logits, temperature, top_k, rng))
-        self.train(was_training)
+        try:
+            for _ in range(count):
+                logits = self([tokens[-self.context :]]).data[0, -1].astype(np.float64)
+                tokens.append(_sample(logits, temperature, top_k, rng))
+        finally:
+            self.train(was_training)
         return np.array(tokens)
 
 
