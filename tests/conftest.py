@@ -13,6 +13,11 @@ import pytest
 import tinyres as tr
 
 
+def leaf(*data: Any, dtype: str = "float64") -> tr.Tensor:
+    """A tensor of these numbers that asks for its gradient."""
+    return tr.Tensor(np.array(data, dtype), requires_grad=True)
+
+
 def gradients(fn: Callable[..., tr.Tensor], *arrays: np.ndarray) -> tuple[np.ndarray, list[Any]]:
     """The value of fn, and the gradients of its inputs for one fixed cotangent of the value."""
     inputs = [tr.Tensor(a, requires_grad=True) for a in arrays]
@@ -20,6 +25,13 @@ def gradients(fn: Callable[..., tr.Tensor], *arrays: np.ndarray) -> tuple[np.nda
     cotangent = np.random.default_rng(7).uniform(-1, 1, out.shape)
     out.backward(cotangent)
     return out.detach().numpy(), [t.grad for t in inputs]
+
+
+def both_ways(fn: Callable[..., tr.Tensor], *arrays: np.ndarray) -> tuple[Any, Any]:
+    """What `gradients` gives for the fused ops, and for their twins in primitive ops."""
+    with tr.spelled_out():
+        spelled = gradients(fn, *arrays)
+    return gradients(fn, *arrays), spelled
 
 
 @contextlib.contextmanager

@@ -9,14 +9,9 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import no_garbage_collector
+from conftest import leaf, no_garbage_collector
 
 import tinyres as tr
-
-
-def leaf(*data, dtype="float64"):
-    return tr.Tensor(np.array(data, dtype), requires_grad=True)
-
 
 # ---------------------------------------------------------------- data
 
