@@ -178,6 +178,11 @@ def gelu(x):
 # ---------------------------------------------------------------- attention
 
 
+# exp(88) is the end of float32. Only where a score comes near it, the largest of each row is taken
+# off first: that changes no weight, but costs two of five passes over the scores.
+SAFE_SCORE = 30.0
+
+
 @functools.lru_cache(maxsize=16)
 def _causal_bias(queries: int, keys: int, dtype: Any) -> Array:
     """What to add to the scores, (T_k, T_q): 0 where key <= query, else minus infinity."""
@@ -197,16 +202,17 @@ def _attend(q: Array, k: Array, v: Array, *, mask: Any, causal: bool, y: Array) 
     scale = q.shape[-1] ** -0.5
     qT = np.multiply(q.swapaxes(-1, -2), scale, order="C")  # (..., d, T_q)
     e = k @ qT  # (..., T_k, T_q)
+    large = max(e.max(initial=0), -e.min(initial=0)) > SAFE_SCORE
     if causal:
         e += _causal_bias(q.shape[-2], k.shape[-2], e.dtype)
     if mask is not None:
         allowed: Any = composed.allowed_pairs(e.shape, mask, causal=False)
         allowed = np.broadcast_to(allowed, (*y.shape[:-1], e.shape[-2]))  # (..., T_q, T_k)
         e = np.where(allowed.swapaxes(-1, -2), e, -np.inf)
-    top = e.max(axis=-2, keepdims=True, initial=-np.inf)
-    if mask is not None:
+    if large:
+        top = e.max(axis=-2, keepdims=True)
         top[np.isneginf(top)] = 0  # a row that may attend to nothing
-    e -= top
+        e -= top
     np.exp(e, out=e)
     total = np.ones((1, e.shape[-2]), e.dtype) @ e  # (..., 1, T_q)
     total[total == 0] = 1  # a row that may attend to nothing, or no key at all

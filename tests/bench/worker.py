@@ -11,7 +11,7 @@ from tests.bench.models import PEERS, WORKLOADS
 
 
 def main() -> None:
-    """`python -m tests.bench.worker PEER WORKLOAD THREADS`; BLAS gets its threads by environment."""
+    """`python -m tests.bench.worker PEER WORKLOAD THREADS`; BLAS has its threads by environment."""
     peer, workload, threads = sys.argv[1:]
     if peer == "PyTorch":
         import torch
