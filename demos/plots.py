@@ -1,0 +1,213 @@
+"""Line plots in one style, as SVG that follows the reader's light or dark mode, and as PNG.
+
+The colours are those of the drawn graphs: orange for Pre-LN, whose stream is the unbroken orange
+line, the colour of LayerNorm for Post-LN, whose stream is cut by one after every addition. Each
+line carries its name, so that nothing depends on telling colours apart.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+# name -> (on a light page, on a dark page)
+COLOURS = {
+    "ink": ("#1f2328", "#e6edf3"),
+    "muted": ("#57606a", "#9da7b3"),
+    "grid": ("#d8dee4", "#30363d"),
+    "pre": ("#d55e00", "#ff8a3d"),
+    "post": ("#a03070", "#ff9bcb"),
+    "warm": ("#1f78c8", "#58a6ff"),
+    "other": ("#117733", "#7ee787"),
+    "plain": ("#6e7781", "#8b949e"),
+}
+STYLE = {
+    "svg.fonttype": "none",  # text stays text: it can be searched, read aloud and copied
+    "svg.hashsalt": "tinyres",
+    "font.size": 9.5,
+    "axes.edgecolor": COLOURS["muted"][0],
+    "axes.labelcolor": COLOURS["muted"][0],
+    "axes.titlecolor": COLOURS["ink"][0],
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": COLOURS["muted"][0],
+    "ytick.color": COLOURS["muted"][0],
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "grid.color": COLOURS["grid"][0],
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 2,
+    "lines.solid_capstyle": "round",
+}
+SANS = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve. `faint` is drawn behind it: the single values that it is the mean of."""
+
+    label: str
+    y: npt.ArrayLike
+    colour: str
+    x: npt.ArrayLike | None = None
+    dash: str = "-"
+    faint: npt.ArrayLike | None = None
+    marker: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that is ready to stand in a page: its SVG, and what it shows in words."""
+
+    name: str
+    svg: str
+    words: str
+
+
+def lines(
+    out: Path,
+    name: str,
+    curves: Sequence[Line],
+    *,
+    title: str,
+    words: str,
+    x_label: str = "",
+    log: bool = False,
+    levels: Sequence[tuple[str, float]] = (),
+    y_range: tuple[float, float] | None = None,
+) -> Picture:
+    """Draw curves into out/name.svg and out/name.png; `levels` are horizontal lines with a name."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5.0, 3.2))
+        canvas = FigureCanvasAgg(figure)
+        ax = figure.add_axes((0.1, 0.15, 0.66, 0.73))
+        ax.set_title(title, loc="left", fontsize=10, pad=8)
+        ax.set_xlabel(x_label)
+        ax.grid(axis="y")
+        ax.set_axisbelow(True)
+        ends = []
+        for label, level in levels:
+            ax.axhline(level, color=COLOURS["ink"][0], linewidth=1, linestyle=(0, (2, 2)))
+            ends.append((label, level, "ink"))
+        for curve in curves:
+            end = _draw(ax, curve)
+            if curve.label:
+                ends.append((curve.label, end, curve.colour))
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        if y_range is not None:
+            ax.set_ylim(y_range)
+        if log:
+            _log_axis(ax)
+        canvas.draw()
+        _name_ends(ax, ends)
+        out.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out / f"{name}.png", dpi=200)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    svg = _for_the_page(buffer.getvalue(), name, title, words)
+    (out / f"{name}.svg").write_text(svg, encoding="utf-8")
+    return Picture(name, svg, words)
+
+
+def running_mean(values: npt.ArrayLike, width: int = 15) -> npt.NDArray[np.float64]:
+    """Mean of the last `width` values, of fewer at the start.
+
+    >>> running_mean([1.0, 3.0, 5.0], 2).tolist()
+    [1.0, 2.0, 4.0]
+    """
+    sums = np.cumsum(np.asarray(values, dtype=np.float64))
+    before = np.concatenate([np.zeros(width), sums])[: len(sums)]
+    return (sums - before) / np.minimum(np.arange(1, len(sums) + 1), width)
+
+
+def _draw(ax: Axes, curve: Line) -> float:
+    """Draw one curve and say where it ends."""
+    y = np.asarray(curve.y, dtype=np.float64)
+    x = np.arange(len(y)) if curve.x is None else np.asarray(curve.x)
+    colour = COLOURS[curve.colour][0]
+    if curve.faint is not None:
+        ax.plot(x, curve.faint, color=colour, linewidth=0.8, alpha=0.3)
+    ax.plot(x, y, color=colour, linestyle=curve.dash, marker=curve.marker, markersize=4)
+    return float(y[-1])
+
+
+def _log_axis(ax: Axes) -> None:
+    """Powers of ten on the y axis, seven at most."""
+    ax.set_yscale("log")
+    low, high = np.log10(ax.get_ylim())
+    step = max(1, int(np.ceil((high - low) / 7)))
+    exponents = range(int(np.ceil(low)), int(np.floor(high)) + 1)
+    ax.set_yticks([10.0**e for e in exponents if e % step == 0])
+    ax.set_ylim(10**low, 10**high)
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
+
+
+def power_of_ten(value: float) -> str:
+    """A power of ten as it is written.
+
+    >>> power_of_ten(0.001), power_of_ten(10)
+    ('10⁻³', '10')
+    """
+    exponent = round(float(np.log10(value)))
+    if exponent in (0, 1):
+        return str(10**exponent)
+    return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def _name_ends(ax: Axes, ends: list[tuple[str, float, str]]) -> None:
+    """Write each curve's name right of its end, and push names apart that would touch."""
+    gap = 0.062
+    low, high = ax.get_ylim()
+    to_axes = ax.transScale + ax.transLimits
+    placed: list[tuple[float, str, str]] = []
+    for label, y, colour in ends:
+        height = to_axes.transform((0, float(np.clip(y, low, high))))[1]
+        placed.append((height, label, colour))
+    placed.sort()
+    heights = np.array([p[0] for p in placed])
+    steps = gap * np.arange(len(placed))
+    # The nearest heights that are `gap` apart: a running maximum of height - steps, from below,
+    # and the mirror image from above, halfway between the two.
+    up = np.maximum.accumulate(heights - steps) + steps
+    down = np.minimum.accumulate((heights - steps)[::-1])[::-1] + steps
+    for height, (_, label, colour) in zip((up + down) / 2, placed):
+        ax.annotate(
+            label, (1.02, height), xycoords="axes fraction", va="center", fontsize=8.5,
+            color=COLOURS[colour][0], annotation_clip=False,
+        )  # fmt: skip
+
+
+def _for_the_page(svg: str, name: str, title: str, words: str) -> str:
+    """The svg element alone: named for readers, ids that are unique in a page, dark mode."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r"url\(#", f"url(#{name}-", svg)
+    svg = re.sub(r'href="#', f'href="#{name}-', svg)
+    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", rf"font: \1px {SANS}", svg)
+    svg = re.sub(r"font-family: [^;\"]*", f"font-family: {SANS}", svg)
+    svg = svg.replace("*{stroke", f"#{name} *{{stroke")  # or it would hold for the whole page
+    rules = "".join(
+        f"#{name} [style*='{kind}: {light}'] {{ {kind}: {dark} !important }}\n"
+        for light, dark in COLOURS.values()
+        for kind in ("stroke", "fill")
+    )
+    head = (
+        f"<title>{escape(title)}</title><desc>{escape(words)}</desc>"
+        f"<style>@media (prefers-color-scheme: dark) {{\n{rules}}}</style>"
+    )
+    start, rest = svg.split(">", 1)
+    return f'{start} id="{name}" class="plot" role="img">{head}{rest}'

@@ -1,0 +1,246 @@
+"""What a lesson hands back, and the page that shows it.
+
+A lesson measures something and returns a `Section`: text, pictures, tables, and its findings. A
+finding is a claim with the condition that decides it, computed from the numbers of this run. So a
+page that says "holds" has measured it, and one that says "does not hold" is no mistake of the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from demos.plots import Picture
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim, the numbers that were measured, and whether they bear it out."""
+
+    claim: str
+    measured: str
+    holds: bool
+
+    def line(self) -> str:
+        """The finding as a line for the terminal."""
+        return f"{'[holds]' if self.holds else '[DOES NOT HOLD]'} {self.claim}: {self.measured}"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Pictures side by side (below each other on a narrow page) under one caption."""
+
+    pictures: Sequence[Picture]
+    caption: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a head."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Code, or text that a model wrote, shown as it is."""
+
+    text: str
+    caption: str
+
+
+Part: TypeAlias = "str | Figure | Table | Sample"
+
+
+@dataclass
+class Section:
+    """What a lesson has to say; `records` are its measurements as plain data."""
+
+    name: str
+    title: str
+    parts: list[Part]
+    findings: list[Finding] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+
+# ---------------------------------------------------------------- the command line of a lesson
+
+
+def options(name: str, lesson: str | None, **defaults: Any) -> argparse.ArgumentParser:
+    """A parser that shows the lesson's text with --help and knows --out, --seed and `defaults`."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m demos.{name}",
+        description=lesson,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, default=Path("out") / name, help="where output goes")
+    for option, default in defaults.items():
+        parser.add_argument(
+            f"--{option.replace('_', '-')}", type=type(default), default=default,
+            help=f"default: {default}",
+        )  # fmt: skip
+    return parser
+
+
+def finish(section: Section, out: Path) -> int:
+    """Write a lesson's page and numbers, print its findings; the exit status."""
+    write_records(out / "measurements.jsonl", [section])
+    page = write_page(out / "report.html", section.title, "", [section])
+    for finding in section.findings:
+        print(finding.line())
+    print(f"page, pictures and numbers: {page}")
+    return 0
+
+
+def write_records(path: Path, sections: Iterable[Section]) -> None:
+    """One line of JSON for each measurement and each finding."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        for section in sections:
+            found = [
+                {"finding": f.claim, "measured": f.measured, "holds": f.holds}
+                for f in section.findings
+            ]
+            for record in [*section.records, *found]:
+                line = _plain({"lesson": section.name, **record})
+                file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """Lists for arrays, and text for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ---------------------------------------------------------------- the page
+
+
+def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -> Path:
+    """One HTML file with everything in it: it is readable without a network."""
+    contents = ""
+    if len(sections) > 1:
+        rows = "".join(f'<li><a href="#{s.name}">{escape(s.title)}</a></li>' for s in sections)
+        contents = f"{_summary(sections)}<nav><ol>{rows}</ol></nav>"
+    body = "".join(map(_section, sections))
+    html = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
+        f"<h1>{escape(title)}</h1>\n{_paragraph(lead)}{contents}{body}</main>\n</body>\n</html>\n"
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(html, encoding="utf-8")
+    return path
+
+
+def _summary(sections: Sequence[Section]) -> str:
+    findings = [finding for section in sections for finding in section.findings]
+    held = sum(f.holds for f in findings)
+    rest = "" if held == len(findings) else " Those that do not hold are marked where they stand."
+    return (
+        f"<p>{held} of the {len(findings)} claims on this page hold in this run, by the numbers "
+        f"that it measured.{rest}</p>\n"
+    )
+
+
+def _section(section: Section) -> str:
+    parts = "".join(map(_part, section.parts))
+    findings = "".join(
+        f'<li class="{"holds" if f.holds else "fails"}">'
+        f"<b>{'Holds' if f.holds else 'Does not hold in this run'}.</b> "
+        f"{_inline(f.claim)}: <span>{_inline(f.measured)}.</span></li>\n"
+        for f in section.findings
+    )
+    return (
+        f'<section id="{section.name}">\n<h2>{escape(section.title)}</h2>\n{parts}'
+        f'<ul class="findings">\n{findings}</ul>\n</section>\n'
+    )
+
+
+def _part(part: Part) -> str:
+    if isinstance(part, str):
+        return _paragraph(part)
+    if isinstance(part, Sample):
+        body = f"<pre>{escape(part.text)}</pre>"
+    elif isinstance(part, Table):
+        head = "".join(f"<th>{_inline(cell)}</th>" for cell in part.head)
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{_inline(cell)}</td>" for cell in row) + "</tr>"
+            for row in part.rows
+        )
+        body = f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
+    else:
+        pictures = "".join(f'<div class="picture">{p.svg}</div>' for p in part.pictures)
+        body = f'<div class="pictures n{len(part.pictures)}">{pictures}</div>'
+    return f"<figure>{body}<figcaption>{_inline(part.caption)}</figcaption></figure>\n"
+
+
+def _paragraph(text: str) -> str:
+    """Paragraphs of plain text; `code` stands between backquotes."""
+    blocks = [block for block in textwrap.dedent(text).strip().split("\n\n") if block]
+    return "".join(f"<p>{_inline(block)}</p>\n" for block in blocks)
+
+
+def _inline(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
+
+
+CSS = """
+:root { --ink: #1f2328; --muted: #57606a; --page: #ffffff; --card: #f6f8fa; --line: #d8dee4;
+  --holds: #117733; --fails: #b42318; --link: #0b5cad; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --muted: #9da7b3; --page: #0d1117;
+  --card: #161b22; --line: #30363d; --holds: #7ee787; --fails: #ff8f85; --link: #79b8ff; } }
+* { box-sizing: border-box; }
+html { background: var(--page); color: var(--ink); -webkit-text-size-adjust: 100%; }
+body { margin: 0;
+  font: 17px/1.6 system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; }
+main { max-width: 54rem; margin: 0 auto; padding: 2.5rem 1.25rem 5rem; }
+h1 { font-size: 2rem; line-height: 1.2; margin: 0 0 1rem; text-wrap: balance; }
+h2 { font-size: 1.4rem; line-height: 1.3; margin: 3.5rem 0 .75rem; text-wrap: balance; }
+p, ul.findings, nav { max-width: 42rem; }
+p { margin: 0 0 1rem; }
+a { color: var(--link); }
+code, pre { font: .88em/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+code { background: var(--card); padding: .1em .3em; border-radius: 4px; }
+pre { background: var(--card); border: 1px solid var(--line); border-radius: 8px; margin: 0;
+  padding: 1rem; overflow-x: auto; font-size: .8rem; }
+nav ol { padding-left: 1.4rem; margin: 0 0 1rem; }
+figure { margin: 1.5rem 0; }
+figcaption { color: var(--muted); font-size: .88rem; line-height: 1.5; margin-top: .5rem;
+  max-width: 42rem; }
+.pictures { display: grid; gap: 1rem; align-items: end;
+  grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); }
+.n1 { max-width: 36rem; }
+.picture { min-width: 0; text-align: center; }
+.picture svg { max-width: 100%; height: auto; }
+.picture svg.plot { width: 100%; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
+th, td { text-align: left; padding: .4rem 1.2rem .4rem 0; border-bottom: 1px solid var(--line);
+  vertical-align: top; }
+th { color: var(--muted); font-weight: 600; }
+ul.findings { list-style: none; margin: 1.5rem 0 0; padding: 0; }
+ul.findings li { border-left: 4px solid var(--holds); background: var(--card); margin: .5rem 0;
+  padding: .6rem .9rem; border-radius: 0 6px 6px 0; font-size: .95rem; }
+ul.findings b { color: var(--holds); }
+ul.findings li.fails { border-color: var(--fails); }
+ul.findings li.fails b { color: var(--fails); }
+"""
