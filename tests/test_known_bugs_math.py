@@ -249,7 +249,8 @@ def test_causality_on_every_path(name, path, twin, rng):
         (y[:, 3] * rng.normal(size=y.shape[-1])).sum().backward()
         assert not x.grad[:, 4:].any() and x.grad[:, :4].any(axis=-1).all()
         data[:, 4:] += 100
-        assert np.array_equal(path(tr.Tensor(data)).data[:, :4], y.data[:, :4])
+        earlier = path(tr.Tensor(data)).data[:, :4]
+        np.testing.assert_allclose(earlier, y.data[:, :4], rtol=1e-5, atol=1e-6)
 
 
 def test_dropout_0_1_and_eval(rng):
