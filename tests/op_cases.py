@@ -99,7 +99,7 @@ CASES: dict[str, list[Case]] = {
         Case(((0, 4), (4,)), before=(np.zeros((0, 1), bool),)),
         Case(((), ()), before=(True,)),
     ],
-    **{name: _rows(UNARY) for name in ("neg", "exp", "tanh", "sigmoid", "relu", "gelu")},
+    **{name: _rows(UNARY) for name in ("exp", "tanh", "sigmoid", "relu", "gelu")},
     **{name: _rows(UNARY, 0.3) for name in ("log", "sqrt")},
     "shift": [Case(s, {"by": 1.5}) for s in UNARY],
     "scale": [Case(s, {"by": -0.5}) for s in UNARY],
@@ -129,10 +129,6 @@ CASES: dict[str, list[Case]] = {
     "transpose": [
         Case(((3, 4),)), Case(((2, 3, 4),), {"axes": (2, 0, 1)}), Case(((),)),
         Case(((2, 3, 4),), {"axes": (-1, 0, -2)}), Case(((0, 4),)), Case(((5,),)),
-    ],
-    "swapaxes": [
-        Case(((2, 3, 4),), {"axes": (0, -1)}), Case(((3, 4),), {"axes": (0, 0)}),
-        Case(((0, 4),), {"axes": (0, 1)}),
     ],
     "getitem": [
         Case(((3, 4),), {"index": index})

@@ -3,8 +3,8 @@
 from tinyres.context import no_grad, scope, spelled_out
 from tinyres.tensor import Tensor, op
 from tinyres.ops import (
-    add, concatenate, div, exp, getitem, log, matmul, max, maximum, mean, mul, neg, norm, power,
-    raise_to, relu, reshape, scale, shift, sigmoid, sqrt, stack, sub, sum, swapaxes, tanh,
+    add, concatenate, div, exp, getitem, log, matmul, max, maximum, mean, mul, norm, power,
+    raise_to, relu, reshape, scale, shift, sigmoid, sqrt, stack, sub, sum, tanh,
     transpose, var, where,
 )  # fmt: skip
 from tinyres.fused import (
@@ -17,6 +17,7 @@ from tinyres.checks import detect_anomaly, gradcheck
 from tinyres.recompute import checkpoint
 from tinyres.state import load, save
 from tinyres import probe
+from tinyres.graph import draw, draw_pair, trace, trace_backward
 from tinyres.memory import keep_pages
 
 keep_pages()

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tinyres.arrays import Array, as_array
 from tinyres.context import Scope, no_grad, switched
-from tinyres.tensor import Array, Tensor, as_array
+from tinyres.tensor import Tensor
 
 
 def gradcheck(

@@ -109,7 +109,7 @@ def self_attention(
 
     q, k, v = (projected(name, i) for i, name in enumerate("qkv"))
     y = attention(q, k, v, mask=mask, causal=causal)  # (B, h, T, d/h)
-    with scope("@ v", level=2):
+    with scope("join heads", level=2):
         return y.swapaxes(-2, -3).reshape(x.shape)  # (B, T, d)
 
 

@@ -53,6 +53,9 @@ class Operators:
 
     __slots__ = ()
     _data: npt.NDArray[Any]
+    _node: Any
+    grad: Any
+    is_leaf: Any
     requires_grad: Any
 
     # A number beside a tensor is an attribute of the op and not an input: there is no gradient to
@@ -84,7 +87,7 @@ class Operators:
     __rmul__ = __mul__
 
     def __neg__(self) -> Tensor:
-        return _tr().neg(self)
+        return self * -1
 
     def __rsub__(self, other: Any) -> Tensor:
         return _tr().sub(other, self)
@@ -203,6 +206,18 @@ class Operators:
             f"np.{ufunc.__name__}: NumPy would lose the gradient of a tensor: use {cure}"
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not self.is_leaf:
+            raise RuntimeError("copy: only leaves can be copied or pickled: detach() it first")
+        return _copied, (type(self), self._data, self.requires_grad, self.grad)
+
+    def __repr__(self) -> str:
+        text = np.array2string(self._data, prefix="Tensor(", threshold=60, precision=4)
+        extra = "" if self.dtype == np.float32 else f", dtype={self.dtype}"
+        if self.requires_grad:
+            extra += ", requires_grad=True" if self.is_leaf else f", op={self._node.op!r}"
+        return f"{type(self).__name__}({text}{extra})"
+
     # ---- methods
 
     def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor:
@@ -240,7 +255,9 @@ class Operators:
 
     def swapaxes(self, a: int, b: int) -> Tensor:
         """Two axes exchanged."""
-        return _tr().swapaxes(self, axes=(a, b))
+        axes = list(range(self.ndim))
+        axes[a], axes[b] = axes[b], axes[a]
+        return _tr().transpose(self, axes=tuple(axes))
 
     def softmax(self, axis: int = -1) -> Tensor:
         """exp(x) / sum(exp(x)) over `axis`."""
@@ -277,6 +294,13 @@ class Operators:
     def gelu(self) -> Tensor:
         """x times the probability that a normal variable is below x, in its tanh form."""
         return _tr().gelu(self)
+
+
+def _copied(cls: Any, data: npt.NDArray[Any], requires_grad: bool, grad: Any) -> Any:
+    out = cls.__new__(cls)
+    out._data, out._node = data.copy(), None
+    out.requires_grad, out.grad = requires_grad, grad
+    return out
 
 
 def _number(value: Any) -> Any:

@@ -66,20 +66,14 @@ def maximum(a, b):
 def where(condition, a, b):
     """a where the condition holds, b elsewhere."""
     zero = np.zeros((), a.dtype)
-    return np.where(condition, a, b), lambda g: (
-        None,
-        np.where(condition, g, zero),
-        np.where(condition, zero, g),
-    )
+
+    def pullback(g):
+        return None, np.where(condition, g, zero), np.where(condition, zero, g)
+
+    return np.where(condition, a, b), pullback
 
 
 # ---------------------------------------------------------------- elementwise, one input
-
-
-@op
-def neg(x):
-    """-x."""
-    return -x, lambda g: (-g,)
 
 
 @op
@@ -199,9 +193,6 @@ def norm(x, *, axis=None, keepdims=False):
     return value, pullback
 
 
-# ---------------------------------------------------------------- matrix product
-
-
 @op
 def matmul(a, b):
     """Matrix product a @ b; 1-D operands are a row on the left and a column on the right."""
@@ -235,12 +226,6 @@ def transpose(x, *, axes=None):
     """The axes in another order, reversed by default."""
     back = None if axes is None else tuple(np.argsort([a % x.ndim for a in axes]))
     return x.transpose(axes), lambda g: (g.transpose(back),)
-
-
-@op
-def swapaxes(x, *, axes):
-    """Two axes exchanged."""
-    return x.swapaxes(*axes), lambda g: (g.swapaxes(*axes),)
 
 
 @op

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tinyres.tensor import Array, Tensor, note_write
+from tinyres.arrays import Array, note_write
+from tinyres.tensor import Tensor
 
 CHUNK = 1 << 14  # elements at a time, so that all the arrays of an update stay in the cache
 
@@ -91,10 +92,10 @@ class Optimizer:
 
     @lr.setter
     def lr(self, value: Any) -> None:
-        # A NumPy scalar would widen float32 parameters.
-        self._lr = float(value)
-        if not (math.isfinite(self._lr) and self._lr >= 0):
+        lr = float(value)  # a NumPy scalar would widen float32 parameters
+        if not (math.isfinite(lr) and lr >= 0):
             raise ValueError(f"lr: expected a finite number >= 0, got {value}")
+        self._lr = lr
 
     def zero_grad(self) -> None:
         """Forget all gradients."""

@@ -10,22 +10,19 @@ from __future__ import annotations
 import functools
 import heapq
 import inspect
-import itertools
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from tinyres import cotangents
+from tinyres.arrays import CLOCK, Array, as_array, note_write
 from tinyres.context import MODE, SCOPE
 from tinyres.operators import SCALAR, Operators
 
-Array: TypeAlias = npt.NDArray[Any]
 Pullback: TypeAlias = Callable[[Array], Sequence["Array | None"]]
-
-# ---------------------------------------------------------------- the tape
 
 
 class Node:
@@ -41,7 +38,7 @@ class Node:
     )  # fmt: skip
 
     def __init__(self, op: str, value: Array, requires_grad: bool):
-        self.number = next(_numbers)
+        self.number = CLOCK.next_number()
         self.op = op
         self.shape = value.shape
         self.dtype = value.dtype
@@ -53,9 +50,6 @@ class Node:
         self.scope = SCOPE.get()
 
 
-_numbers = itertools.count(1)
-
-
 def walk_back(
     root: Node,
     seed: Array,
@@ -64,35 +58,38 @@ def walk_back(
 ) -> None:
     """Carry `seed`, the cotangent of `root`, back to every leaf; `watch` sees each edge crossed."""
     check = MODE.get().check
-    cotangents = {root: seed}
+    of = {root: seed}  # the cotangent of each node that waits
     summed = set()  # nodes whose cotangent is a sum made here: nobody else holds that array
     waiting = [(-root.number, root)]
     arrived = []
     while waiting:
         node = heapq.heappop(waiting)[1]
-        g = cotangents.pop(node)
+        g = of.pop(node)
         if node.keeps_grad:
             arrived.append((node, g if node in summed else np.array(g)))
         if node.pullback is None:
             continue
-        if node.number < _last_write:
-            _check_unwritten(node)
-        for slot, (h, source) in enumerate(zip(node.pullback(g), node.inputs)):
+        if node.number < CLOCK.last_write:
+            CLOCK.check_unwritten(node.op, node.number, node.pullback)
+        returned = node.pullback(g)
+        if returned.__class__ is np.ndarray or len(returned) < len(node.inputs):
+            raise cotangents.wrong_count(node.op, len(node.inputs))
+        for slot, (h, source) in enumerate(zip(returned, node.inputs)):
             if source is None or not source.requires_grad:
                 continue
             if h.__class__ is not np.ndarray or h.shape != source.shape or h.dtype != source.dtype:
-                h = _fit(h, source, node, slot)
+                h = cotangents.fit(h, source.shape, source.dtype, node.dtype, node.op, slot)
             if check is not None:
                 check(node.op, h, f"cotangent of input {slot}", node.scope)
             if watch is not None:
                 watch(node, slot, h)
-            if source not in cotangents:
-                cotangents[source] = h
+            if source not in of:
+                of[source] = h
                 heapq.heappush(waiting, (-source.number, source))
             elif source in summed:
-                np.add(cotangents[source], h, out=cotangents[source])
+                np.add(of[source], h, out=of[source])
             else:
-                cotangents[source] = np.asarray(cotangents[source] + h)
+                of[source] = np.asarray(of[source] + h)
                 summed.add(source)
         if not retain_graph:
             node.pullback, node.inputs, node.attrs, node.scope = _freed, (), None, None
@@ -105,65 +102,6 @@ def _freed(_: Array) -> Sequence[Array | None]:
         "backward: this graph has been walked already, and what it held was freed on the way. "
         "Pass retain_graph=True to the first backward to walk it again."
     )
-
-
-def _fit(h: Any, source: Node, node: Node, slot: int) -> Array:
-    """A cotangent in its input's own shape and dtype, or an error that names the op."""
-    given = h = np.zeros(source.shape, source.dtype) if h is None else np.asarray(h)
-    if h.shape != source.shape:
-        h = unbroadcast(h, source.shape)
-    if h.shape != source.shape:
-        raise ValueError(
-            f"{node.op}: its pullback returned a cotangent of shape {given.shape} for input "
-            f"{slot}, which has shape {source.shape}: each input's cotangent must have its shape"
-        )
-    # Beside a float64 operand an op promotes a float32 one; by itself a pullback may not widen.
-    if h.dtype not in (source.dtype, node.dtype):
-        raise TypeError(
-            f"{node.op}: its pullback returned a cotangent of dtype {h.dtype} for input {slot}, "
-            f"which has dtype {source.dtype}: compute in the dtype of the inputs"
-        )
-    return h.astype(source.dtype, copy=False)
-
-
-def unbroadcast(g: Array, shape: tuple[int, ...]) -> Array:
-    """Sum `g` over the axes along which an array of `shape` was repeated to fit.
-
-    >>> unbroadcast(np.ones((2, 3)), (3,))
-    array([2., 2., 2.])
-    """
-    g = g.sum(axis=tuple(range(g.ndim - len(shape))))
-    repeated = tuple(i for i, n in enumerate(g.shape[: len(shape)]) if shape[i] == 1 != n)
-    return np.asarray(g.sum(axis=repeated, keepdims=True))
-
-
-# An optimizer writes into parameters in place. A pullback that captured one before would compute
-# with the new values: a wrong gradient that looks like a right one. So whoever writes says so.
-_last_write = 0
-_written: dict[int, tuple[int, weakref.ref[Array]]] = {}
-
-
-def note_write(array: Array) -> None:
-    """Say that the values of `array` were changed in place just now."""
-    global _last_write
-    key, _last_write = id(array), next(_numbers)
-    _written[key] = _last_write, weakref.ref(array, lambda _: _written.pop(key, None))
-
-
-def _check_unwritten(node: Node) -> None:
-    cells = getattr(node.pullback, "__closure__", None) or ()
-    saved = [cell.cell_contents for cell in cells if isinstance(cell.cell_contents, np.ndarray)]
-    for number, ref in list(_written.values()):
-        array = ref() if number > node.number else None
-        if array is not None and any(np.may_share_memory(array, held) for held in saved):
-            raise RuntimeError(
-                f"backward: {node.op}, made of shape {node.shape}, needs an array that was changed "
-                "since the forward pass, by an optimizer's step or an assignment to .data: call "
-                "backward() before that, or run the forward pass again"
-            )
-
-
-# ---------------------------------------------------------------- ops
 
 
 def op(function: Any = None, *, spelled_out: Callable[..., Tensor] | None = None) -> Any:
@@ -246,24 +184,6 @@ def _explained(name: str, error: Exception, args: Sequence[Tensor | None]) -> Ex
     text = str(error) if str(error).startswith(name) else f"{name}: {error}"
     kind = next(k for k in (ValueError, IndexError, TypeError) if isinstance(error, k))
     return kind(f"{text} (given {given})")
-
-
-def as_array(data: Any, dtype: npt.DTypeLike | None = None, what: str = "Tensor") -> Array:
-    """A C-contiguous copy of `data`; Python numbers become float32, arrays keep their dtype."""
-    data = data._data if isinstance(data, Tensor) else data
-    try:
-        array = np.array(data, dtype=dtype, order="C")
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{what}: expected numbers in rows of one length: {error}") from None
-    if array.dtype.kind not in "biuf":
-        raise TypeError(
-            f"{what}: expected float, int or bool, got {type(data).__name__} of {array.dtype}"
-        )
-    python_numbers = dtype is None and not isinstance(data, np.ndarray | np.generic)
-    return array.astype(np.float32) if python_numbers and array.dtype.kind in "iuf" else array
-
-
-# ---------------------------------------------------------------- the tensor
 
 
 class Tensor(Operators):
@@ -398,23 +318,3 @@ class Tensor(Operators):
     def detach(self) -> Tensor:
         """The same array without its history."""
         return Tensor._of(self._data)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if not self.is_leaf:
-            raise RuntimeError("copy: only leaves can be copied or pickled: detach() it first")
-        return _copied, (type(self), self._data, self.requires_grad, self.grad)
-
-    def __repr__(self) -> str:
-        text = np.array2string(self._data, prefix="Tensor(", threshold=60, precision=4)
-        extra = "" if self.dtype == np.float32 else f", dtype={self.dtype}"
-        if self.requires_grad and self._node is not None:
-            extra += ", requires_grad=True" if self.is_leaf else f", op={self._node.op!r}"
-        return f"{type(self).__name__}({text}{extra})"
-
-
-def _copied(cls: type[Tensor], data: Array, requires_grad: bool, grad: Array | None) -> Tensor:
-    out = cls.__new__(cls)
-    out._data, out._node = data.copy(), None
-    out.requires_grad = requires_grad
-    out.grad = grad
-    return out

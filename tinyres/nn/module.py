@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from tinyres.arrays import Array, as_array, note_write
 from tinyres.context import SCOPE, Scope
-from tinyres.tensor import Array, Tensor, as_array, note_write
+from tinyres.tensor import Tensor
 
 
 class Parameter(Tensor):

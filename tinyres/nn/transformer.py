@@ -172,7 +172,7 @@ class TransformerLM(Module):
     def forward(self, tokens: Any) -> Tensor:
         return self.head(self.stack(self.embed(tokens)))
 
-    @scope("embed", level=0)
+    @scope("embed", level=2)
     def embed(self, tokens: Any) -> Tensor:
         """The first value of the residual stream: what the token is, plus where it stands."""
         tokens = np.asarray(tokens)

@@ -1,0 +1,73 @@
+"""Plain arrays: what may become one, and whether one was changed in place since an op took it."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tinyres.operators import Operators
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+def as_array(data: Any, dtype: npt.DTypeLike | None = None, what: str = "Tensor") -> Array:
+    """A C-contiguous copy of `data`; Python numbers become float32, arrays keep their dtype.
+
+    `what` begins the message of the TypeError or ValueError for anything else.
+
+    >>> as_array([1, 2]).dtype, as_array(np.arange(2)).dtype
+    (dtype('float32'), dtype('int64'))
+    """
+    data = data._data if isinstance(data, Operators) else data
+    try:
+        array = np.array(data, dtype=dtype, order="C")
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{what}: expected numbers in rows of one length: {error}") from None
+    if array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"{what}: expected float, int or bool, got {type(data).__name__} of {array.dtype}"
+        )
+    python_numbers = dtype is None and not isinstance(data, np.ndarray | np.generic)
+    return array.astype(np.float32) if python_numbers and array.dtype.kind in "iuf" else array
+
+
+class Clock:
+    """Numbers nodes and writes in the order in which they happen.
+
+    An optimizer writes into parameters in place. A pullback that captured one before would then
+    compute with the new values: a wrong gradient that looks like a right one. So whoever writes
+    into an array says so here, and the walk back asks.
+    """
+
+    def __init__(self) -> None:
+        self.next_number = itertools.count(1).__next__
+        self.last_write = 0
+        self._writes: dict[int, tuple[int, weakref.ref[Array]]] = {}
+
+    def note_write(self, array: Array) -> None:
+        """Say that the values of `array` were changed just now."""
+        key, self.last_write = id(array), self.next_number()
+        forget = weakref.ref(array, lambda _: self._writes.pop(key, None))
+        self._writes[key] = self.last_write, forget
+
+    def check_unwritten(self, op: str, number: int, pullback: Any) -> None:
+        """Refuse a pullback that captured an array which was written after `number`."""
+        written = [ref() for when, ref in list(self._writes.values()) if when > number]
+        cells = [cell.cell_contents for cell in getattr(pullback, "__closure__", None) or ()]
+        for array in cells:
+            if isinstance(array, np.ndarray) and any(
+                other is not None and np.may_share_memory(array, other) for other in written
+            ):
+                raise RuntimeError(
+                    f"backward: {op} needs an array of shape {array.shape} that was changed since "
+                    "the forward pass, by an optimizer's step or an assignment to .data: call "
+                    "backward() before that, or run the forward pass again"
+                )
+
+
+CLOCK = Clock()
+note_write = CLOCK.note_write

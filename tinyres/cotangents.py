@@ -1,0 +1,62 @@
+"""What a pullback returns must fit the inputs of its op: the one place where that is seen to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tinyres.arrays import Array
+
+
+def fit(
+    h: Any,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    op_dtype: np.dtype[Any],
+    op: str,
+    slot: int,
+) -> Array:
+    """Cotangent `h` of input `slot`, in the shape and dtype of that input.
+
+    Axes along which the input was broadcast are summed. None stands for zeros. What doesn't fit
+    otherwise is an error that names the op.
+
+    >>> f32 = np.dtype("f4")
+    >>> fit(np.ones((2, 3), "f4"), (3,), f32, f32, "add", 1)
+    array([2., 2., 2.], dtype=float32)
+    """
+    given = h = np.zeros(shape, dtype) if h is None else np.asarray(h)
+    if h.shape != shape:
+        h = unbroadcast(h, shape)
+    if h.shape != shape:
+        raise ValueError(
+            f"{op}: its pullback returned a cotangent of shape {given.shape} for input {slot}, "
+            f"which has shape {shape}: each input's cotangent must have its shape"
+        )
+    # Beside a float64 operand an op promotes a float32 one; by itself a pullback may not widen.
+    if h.dtype not in (dtype, op_dtype):
+        raise TypeError(
+            f"{op}: its pullback returned a cotangent of dtype {h.dtype} for input {slot}, which "
+            f"has dtype {dtype}: compute in the dtype of the inputs"
+        )
+    return h.astype(dtype, copy=False)
+
+
+def unbroadcast(g: Array, shape: tuple[int, ...]) -> Array:
+    """Sum `g` over the axes along which an array of `shape` was repeated to fit.
+
+    >>> unbroadcast(np.ones((2, 3)), (2, 1))
+    array([[3.], [3.]])
+    """
+    g = g.sum(axis=tuple(range(g.ndim - len(shape))))
+    repeated = tuple(i for i, n in enumerate(g.shape[: len(shape)]) if shape[i] == 1 != n)
+    return np.asarray(g.sum(axis=repeated, keepdims=True))
+
+
+def wrong_count(op: str, inputs: int) -> TypeError:
+    """The error for a pullback that returns a bare array, or too few cotangents."""
+    return TypeError(
+        f"{op}: its pullback must return a tuple of {inputs} cotangents, one for each input "
+        "(None where there is none)"
+    )
