@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from tinyres import ops
+from tinyres.arrays import Array
 from tinyres.context import scope
-from tinyres.tensor import Array, Tensor
+from tinyres.tensor import Tensor
 
 FORBIDDEN = (
     -1e30

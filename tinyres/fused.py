@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from tinyres import composed
+from tinyres.arrays import Array
 from tinyres.context import note_draw
-from tinyres.tensor import Array, Tensor, op
+from tinyres.tensor import Tensor, op
 
 # Sums over the first or the last axis are written as products with a vector of ones: BLAS does
 # them several times faster than `.sum`.

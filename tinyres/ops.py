@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tinyres.tensor import Array, Tensor, op
+from tinyres.arrays import Array
+from tinyres.tensor import Tensor, op
 
 # ---------------------------------------------------------------- elementwise, two inputs
 

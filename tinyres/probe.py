@@ -14,11 +14,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tinyres import fused
+from tinyres.arrays import Array
 from tinyres.context import no_grad
 from tinyres.nn.layers import MultiHeadAttention
 from tinyres.nn.residual import Residual
 from tinyres.nn.transformer import TransformerLM
-from tinyres.tensor import Array, Tensor
+from tinyres.tensor import Tensor
 
 Batch: TypeAlias = tuple[Any, Any]
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tinyres.arrays import Array
 from tinyres.context import DRAWN, MODE, no_grad
-from tinyres.tensor import Array, Node, Tensor, walk_back
+from tinyres.tensor import Node, Tensor, walk_back
 
 
 def checkpoint(fn: Callable[..., Tensor], *inputs: Any) -> Tensor:

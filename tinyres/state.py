@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tinyres.tensor import Array, Tensor
+from tinyres.arrays import Array
+from tinyres.tensor import Tensor
 
 FORMAT = "tinyres 1"
 PLAIN = (bool, int, float, str, type(None))

@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tinyres import fused, ops
+from tinyres.arrays import Array
 from tinyres.context import no_grad
 from tinyres.nn.module import Module, Parameter
-from tinyres.tensor import Array, Tensor
+from tinyres.tensor import Tensor
 
 Seed: TypeAlias = "np.random.Generator | int | None"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

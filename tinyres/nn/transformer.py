@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tinyres import fused
+from tinyres.arrays import Array
 from tinyres.context import no_grad, scope
 from tinyres.nn.layers import (
     Dropout,
@@ -21,7 +22,7 @@ from tinyres.nn.layers import (
 )  # fmt: skip
 from tinyres.nn.module import Module, Parameter, Sequential
 from tinyres.nn.residual import PLACEMENTS, Residual
-from tinyres.tensor import Array, Tensor
+from tinyres.tensor import Tensor
 
 NORMS: dict[str, Any] = {"layer": LayerNorm, "rms": RMSNorm}
 
