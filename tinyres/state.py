@@ -54,8 +54,9 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     says so.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        # NumPy leaves a file open that it opened and could not read, so it is opened here.
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
         tree = json.loads(str(arrays["tree"]))
         if tree["format"] != FORMAT:
             raise ValueError(f"its format is {tree['format']!r}, this version reads {FORMAT!r}")
