@@ -202,7 +202,7 @@ OPS = public_ops()
 
 def all_cases() -> Iterator[tuple[str, Case]]:
     """Every row with the name of its op, in one order on every machine."""
-    return ((name, case) for name in sorted(CASES) for case in CASES[name])
+    return ((name, case) for name in sorted(CASES.keys() & OPS.keys()) for case in CASES[name])
 
 
 def case_id(value: Any) -> str:
