@@ -91,7 +91,7 @@ def allowed_pairs(shape: tuple[int, ...], mask: Any, causal: bool) -> Array | No
             raise TypeError(f"attention: mask must be bool (True = may attend), got {mask.dtype}")
     if not causal:
         return mask
-    lower = np.tri(*shape[-2:]).astype(bool)
+    lower = np.tri(shape[-2], shape[-1]).astype(bool)
     return lower if mask is None else lower & mask
 
 

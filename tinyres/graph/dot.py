@@ -1,0 +1,457 @@
+"""A view as DOT text, laid out so that the skip edge is what one sees.
+
+The rules: the spine lies in no frame and has one `group`; a branch leaves at a tap and comes back
+at a plus, both at right angles because tap and first box, last box and plus share a rank.
+"""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from typing import Any
+
+import graphviz
+
+from tinyres.graph.frames import ROLES, Frames
+from tinyres.graph.labels import NAMES, Labels, arrow_tooltip, box_tooltip, shortened, width_of
+from tinyres.graph.layout import Layout
+from tinyres.graph.levels import Arrow, Box, View
+from tinyres.graph.style import THEMES, GradientScale, Theme, ratio_text
+from tinyres.graph.trace import shape_text
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a picture is drawn."""
+
+    rankdir: str = "BT"
+    theme: str = "auto"
+    gradient: bool = False  # whether edges carry the measured gradient
+    decades: float = 3.0  # of the gradient's scale, on either side of the top's
+    legend: bool = True
+
+
+def to_dot(view: View, look: Look, title: str = "") -> str:
+    """The DOT text of a view."""
+    return _Writer(view, look).text(title)
+
+
+def quoted(text: str) -> str:
+    """Text that means nothing to Graphviz: no escapes, no HTML, no entities."""
+    return str(graphviz.escape(text.replace("&", "&amp;")))
+
+
+def _defaults(dot: Any, look: Look, theme: Theme) -> None:
+    dot.attr(
+        "graph", rankdir=look.rankdir, newrank="true", splines="spline", nodesep="0.25",
+        ranksep="0.30", pad="0.15", outputorder="edgesfirst", fontname="Helvetica",
+        fontsize="13", labelloc="b", bgcolor=theme.stroke("ground"),
+        fontcolor=theme.stroke("text"),
+    )  # fmt: skip
+    dot.attr(
+        "node", shape="box", style="rounded,filled", fillcolor=theme.fill("box"),
+        color=theme.stroke("box"), fontname="Helvetica", fontsize="11", height="0.28",
+        margin="0.13,0.05", penwidth="1", fontcolor=theme.stroke("text"),
+    )  # fmt: skip
+    dot.attr(
+        "edge", color=theme.stroke("arrow"), penwidth="1.2", arrowsize="0.6",
+        fontname="Helvetica", fontsize="9", fontcolor=theme.stroke("muted"),
+    )  # fmt: skip
+
+
+class _Writer:
+    """Writes one view as DOT: n0, n1, ... are its boxes, t a tap, f a fork, e an exit."""
+
+    def __init__(self, view: View, look: Look):
+        self.view, self.graph, self.look = view, view.graph, look
+        self.layout = Layout(view)
+        self.labels = Labels(view)
+        self.frames = Frames(view, self.layout)
+        self.theme = THEMES[look.theme]
+        top = top_gradient(self.layout) if view.graph.has_gradient else 0.0
+        self.scale = GradientScale(top, look.decades) if look.gradient else None
+        self.tied: set[str] = set()  # what shares the rank of a spine point already
+        self.occurring: dict[str, str] = {}  # what the legend has to explain
+        self.forks: dict[int, str] = {}
+        self.exits: dict[int, str] = {}
+        self.dot = graphviz.Digraph("tinyres")
+
+    def text(self, title: str) -> str:
+        _defaults(self.dot, self.look, self.theme)
+        self._plan_points()
+        self._boxes()
+        self._arrows()
+        self._ranks()
+        measured = self.graph.has_gradient
+        legend = _legend(title, self.look, self.theme, self.occurring, measured)
+        if legend:
+            self.dot.attr(label=legend)
+        return str(self.dot.source)
+
+    # ---- points: taps, forks and exits
+
+    def _plan_points(self) -> None:
+        """Where a branch leaves in more than one arrow it forks; where it is one box, it exits."""
+        layout = self.layout
+        firsts: set[int] = set()
+        for source, branch in layout.taps.items():
+            targets = [a.target for a in branch]
+            if len(targets) == 1 and layout.starts_here(targets[0], source):
+                firsts.add(targets[0])
+            else:
+                self.forks[source] = f"f{source}"
+        for box in layout.additions:
+            last = self._last(box)
+            if last is not None and last in firsts:
+                self.exits[box] = f"e{box}"
+
+    def _last(self, addition: int) -> int | None:
+        """The box from which a branch comes back, where it is not on a spine itself."""
+        for arrow in self.layout.into[addition]:
+            if not arrow.skip and arrow.source not in self.layout.next_on_spine:
+                return arrow.source
+        return None
+
+    # ---- boxes
+
+    def _boxes(self) -> None:
+        todo: dict[tuple[int, ...], list[tuple[str, dict[str, Any]]]] = {}
+        order: list[tuple[int, ...]] = []
+        for i, box in enumerate(self.view.boxes):
+            path = self.frames.path(i)
+            entries = [(_n(i), self._box_attributes(i, box))]
+            if i in self.layout.taps:
+                entries.append((_tap(i), self._point("skip", 0.12, "tap", group=self._group(i))))
+            todo.setdefault(path, []).extend(entries)
+            order.append(path)
+            if i in self.forks:
+                inner = self.frames.common([a.target for a in self.layout.taps[i]])
+                role = self.frames.role_of(inner[-1]) if inner else ""
+                todo.setdefault(inner, []).append(
+                    (self.forks[i], self._point(role or "arrow", 0.06, "fork"))
+                )
+            if i in self.exits:
+                last = self._last(i)
+                assert last is not None
+                role = self.frames.role(last) or "arrow"
+                todo.setdefault(self.frames.path(last), []).append(
+                    (self.exits[i], self._point(role, 0.05, "fork", group=f"g{last}"))
+                )
+        for name, attributes in todo.pop((), []):
+            self.dot.node(name, **attributes)
+        self._frame(self.dot, (), todo)
+
+    def _frame(self, dot: Any, path: tuple[int, ...], todo: dict[Any, Any]) -> None:
+        inner = sorted(
+            {p[: len(path) + 1] for p in todo if p[: len(path)] == path and len(p) > len(path)}
+        )
+        for child in inner:
+            with dot.subgraph(name=f"cluster_s{child[-1]}") as sub:
+                sub.attr(**self._frame_attributes(child[-1]))
+                for name, attributes in todo.get(child, []):
+                    sub.node(name, **attributes)
+                self._frame(sub, child, todo)
+
+    def _frame_attributes(self, number: int) -> dict[str, str]:
+        scope = self.graph.scopes[number]
+        role = self.frames.role_of(number)
+        label = self.labels.frame(scope, role)
+        common = {
+            "label": quoted(label), "labelloc": "t", "labeljust": "l" if self.look.rankdir == "LR" else "r",
+            "tooltip": quoted(self.graph.path(number)), "fontsize": "11",
+        }  # fmt: skip
+        if not role:
+            return {**common, "class": "block", "style": "rounded", "margin": "9",
+                    "color": self.theme.stroke("block"), "fontcolor": self.theme.stroke("muted")}  # fmt: skip
+        self.occurring.setdefault(role, role)
+        stroke = self.theme.stroke(role)
+        return {**common, "class": role, "style": "rounded,filled", "margin": "8", "penwidth": "1.2",
+                "color": stroke, "fontcolor": stroke, "fillcolor": self.theme.fill(role)}  # fmt: skip
+
+    def _group(self, box: int) -> str:
+        spine = self.layout.spine_of[box]
+        return f"spine{spine or ''}"
+
+    def _point(self, role: str, width: float, kind: str, **more: str) -> dict[str, str]:
+        colour = self.theme.stroke(role)
+        return {"label": "", "shape": "point", "width": str(width), "height": str(width),
+                "class": kind, "color": colour, "fillcolor": colour,
+                "tooltip": "the branch leaves here" if kind == "tap" else " ", **more}  # fmt: skip
+
+    def _box_attributes(self, i: int, box: Box) -> dict[str, str]:
+        lines = self.labels.box(box)
+        if self._is_source(i) and box.kind != "input":
+            lines.append(shape_text(self.graph.nodes[box.node].shape))
+        found = {
+            "label": graphviz.nohtml("\\n".join(quoted(line) for line in lines)),
+            "tooltip": quoted(box_tooltip(self.graph, box)),
+            **self._look(i, box),
+        }
+        if i in self.layout.spine_of:
+            found["group"] = self._group(i)
+        elif any(last == i for last in map(self._last, self.exits)):
+            found["group"] = f"g{i}"
+        if not "".join(lines).isascii():
+            size = float(found.get("fontsize", 11))
+            found["width"] = f"{max(width_of(line, size) for line in lines) + 0.3:.2f}"
+        return found
+
+    def _look(self, i: int, box: Box) -> dict[str, str]:
+        theme = self.theme
+        kind, on_spine = box.kind, i in self.layout.spine_of
+        if i in self.layout.additions:
+            self.occurring["skip"] = "skip (identity) path"
+            found = {"label": "+", "shape": "circle", "fixedsize": "true", "width": "0.30",
+                     "height": "0.30", "margin": "0", "fontsize": "18", "fillcolor": theme.fill("skip"),
+                     "color": theme.stroke("skip"), "penwidth": "2.5", "class": "add"}  # fmt: skip
+            gradient = gradient_at(self.layout, i)
+            if self.scale is not None and gradient is not None:
+                ratio = ratio_text(gradient / self.scale.top) if self.scale.top else "0"
+                found["xlabel"] = f'<<FONT POINT-SIZE="10">{ratio}</FONT>>'
+            return found
+        if kind == "parameter":
+            return {"shape": "note", "style": "filled", "fillcolor": theme.fill("leaf"),
+                    "color": theme.stroke("leaf"), "fontsize": "9", "class": "parameter"}  # fmt: skip
+        if kind == "fold":
+            return {"style": "rounded,filled,dashed", "fillcolor": theme.fill("leaf"), "penwidth": "1.5",
+                    "color": theme.stroke("skip" if on_spine else "box"), "class": "fold"}  # fmt: skip
+        if self.frames.role(i, norms=True) == "norm":
+            self.occurring["norm"] = self._norm_name(box)
+            look = {"fillcolor": theme.fill("norm"), "color": theme.stroke("norm"), "class": "norm"}
+            return {**look, "penwidth": "2.5"} if self._cuts(i) else look
+        if kind == "input" or self._is_source(i):
+            look = {"fillcolor": theme.fill("skip"), "color": theme.stroke("skip"), "penwidth": "2"}
+            return {**look, "class": "input"} if on_spine else {"class": "input", "penwidth": "2"}
+        return {"class": kind}
+
+    def _is_source(self, i: int) -> bool:
+        """Whether the stream begins here."""
+        return i in self.layout.spine_of and not self.layout.into[i]
+
+    def _norm_name(self, box: Box) -> str:
+        kind = (
+            self.graph.scopes[box.scope].kind
+            if box.kind == "module" and box.scope is not None
+            else ""
+        )
+        name = (
+            NAMES.get(self.graph.nodes[box.node].op, "LayerNorm")
+            if not kind
+            else NAMES.get(kind, kind)
+        )
+        known = self.occurring.get("norm", name)
+        return name if known == name else "normalisation"
+
+    def _cuts(self, i: int) -> bool:
+        """Whether a norm stands on the stream itself, as in Post-LN, and is not the final one."""
+        if i not in self.layout.spine_of:
+            return False
+        spine = self.layout.spines[self.layout.spine_of[i]]
+        here = spine.index(i)
+        added = any(b in self.layout.additions for b in spine[:here])
+        later = any(b in self.layout.additions for b in spine[here:])
+        inside = any(self.graph.scopes[s].residual for s in self.view.boxes[i].around)
+        return added and (later or inside)
+
+    # ---- arrows
+
+    def _arrows(self) -> None:
+        for arrow in self.view.arrows:
+            target_box = self.view.boxes[arrow.target]
+            source, target = _n(arrow.source), _n(arrow.target)
+            if self.view.boxes[arrow.source].kind == "parameter":
+                self.dot.edge(source, target, tooltip=arrow_tooltip(self.graph, arrow),
+                              style="dashed", color=self.theme.stroke("leaf"), **{"class": "parameter"})  # fmt: skip
+                continue
+            if self.layout.on_spine(arrow):
+                self._spine_arrow(arrow)
+                continue
+            look = self._branch_look(arrow)
+            if arrow.source in self.layout.taps:
+                tap, fork = _tap(arrow.source), self.forks.get(arrow.source)
+                source = tap if fork is None or arrow.skip else fork
+            if not arrow.skip and arrow.target in self.exits and target_box.kind == "op":
+                exit_ = self.exits[arrow.target]
+                self.dot.edge(source, exit_, **{**look, "arrowhead": "none"})
+                source = exit_
+            self.dot.edge(source, target, **look)
+        for box, fork in self.forks.items():
+            self.dot.edge(_tap(box), fork, **self._fork_look(box))
+
+    def _spine_arrow(self, arrow: Arrow) -> None:
+        look = self._spine_look(arrow)
+        source, target = _n(arrow.source), _n(arrow.target)
+        if arrow.source in self.layout.taps:
+            tap = _tap(arrow.source)
+            self.dot.edge(source, tap, **{**look, "arrowhead": "none", "headclip": "false"})
+            source, look = tap, {**look, "tailclip": "false"}
+        if look.get("arrowhead") == "none":
+            look = {**look, "headclip": "false"}  # or a line this thick would end in a gap
+        self.dot.edge(source, target, **look)
+
+    def _spine_look(self, arrow: Arrow) -> dict[str, str]:
+        role = self._spine_role(arrow)
+        stream = role in ("skip", "norm")
+        end = arrow.target in self.layout.additions or self.view.boxes[arrow.target].kind == "fold"
+        cut = role == "norm" and self._cuts(arrow.target)
+        found = {
+            "class": role if stream else "flow", "weight": "100",
+            "color": self.theme.stroke(role if stream else "arrow"),
+            "penwidth": "6" if stream else "1.5",
+            "tooltip": quoted(arrow_tooltip(self.graph, arrow)),
+        }  # fmt: skip
+        if stream:
+            found |= {"arrowsize": "0.45", "arrowhead": "none" if end or cut else "normal"}
+        return self._with_gradient(found, arrow.gradient, stream) | self._shape_label(arrow)
+
+    def _spine_role(self, arrow: Arrow) -> str:
+        """What of the stream runs here: itself, what a norm made of it, or something else."""
+        layout = self.layout
+        if arrow.skip:
+            return "skip"
+        if arrow.source in layout.additions or self.view.boxes[arrow.source].kind == "fold":
+            return "norm" if self._cuts(arrow.target) else "skip"
+        return "norm" if self._cuts(arrow.source) else ""
+
+    def _branch_look(self, arrow: Arrow) -> dict[str, str]:
+        if arrow.skip:
+            role, width = "skip", "6"
+        else:
+            role = (
+                self.frames.role(arrow.target) if arrow.target not in self.layout.spine_of else ""
+            )
+            role = role or self.frames.role(arrow.source)
+            width = "1.5"
+        found = {"class": role or "flow", "color": self.theme.stroke(role or "arrow"),
+                 "penwidth": width, "tooltip": quoted(arrow_tooltip(self.graph, arrow))}  # fmt: skip
+        if arrow.skip:
+            found |= {"arrowsize": "0.45"}
+        return self._with_gradient(found, arrow.gradient, arrow.skip) | self._shape_label(arrow)
+
+    def _fork_look(self, box: int) -> dict[str, str]:
+        arrows = self.layout.taps[box]
+        look = self._branch_look(arrows[0]) | {"arrowhead": "none"}
+        look.pop("label", None)
+        return look
+
+    def _shape_label(self, arrow: Arrow) -> dict[str, str]:
+        """The shape, where it is not the one that this part of the picture began with."""
+        shape = self.graph.nodes[arrow.value].shape
+        if self.layout.on_spine(arrow) or shape == self.frames.shape_before(arrow):
+            return {}
+        return {"label": f" {shape_text(shape)} "}
+
+    def _with_gradient(
+        self, look: dict[str, str], gradient: float | None, on_spine: bool
+    ) -> dict[str, str]:
+        if self.scale is None:
+            return look
+        if gradient is None:
+            return {
+                **look,
+                "color": self.theme.stroke("arrow"),
+                "style": "dotted",
+                "penwidth": "1.2",
+            }
+        step = self.scale.step(gradient)
+        return {
+            **look,
+            "class": f"{look['class']} gradient{step}",
+            "color": self.theme.ramp[step],
+            "penwidth": f"{self.scale.width(gradient, on_spine):.1f}",
+        }
+
+    # ---- ranks
+
+    def _ranks(self) -> None:
+        for source, branch in self.layout.taps.items():
+            if source in self.forks:
+                self._same([_tap(source), self.forks[source]])
+                firsts = {a.target for a in branch if self._only_from(a.target, source)}
+                self._same([_n(t) for t in sorted(firsts)])
+            else:
+                self._same([_tap(source), _n(branch[0].target)])
+        for addition in sorted(self.layout.additions):
+            last = self._last(addition)
+            if addition in self.exits:
+                self._same([self.exits[addition], _n(addition)])
+            elif last is not None and last not in self.layout.spine_of:
+                self._same([_n(last), _n(addition)])
+        for box in range(len(self.view.boxes)):
+            if box not in self.layout.taps and len(self.layout.out[box]) > 2:
+                targets = {a.target for a in self.layout.out[box] if not self.layout.on_spine(a)}
+                self._same([_n(t) for t in sorted(targets) if self._only_from(t, box)])
+
+    def _only_from(self, box: int, source: int) -> bool:
+        return {a.source for a in self.layout.into[box]} == {source}
+
+    def _same(self, names: list[str]) -> None:
+        """Put names on one rank; a name that has a rank by another rule keeps that one."""
+        free = [name for name in names if name not in self.tied]
+        if len(free) > 1:
+            self.tied.update(n for n in free)
+            with self.dot.subgraph() as rank:
+                rank.attr(rank="same")
+                for name in free:
+                    rank.node(name)
+
+
+# ---------------------------------------------------------------- legend
+
+
+def _legend(title: str, look: Look, theme: Theme, occurring: dict[str, str], measured: bool) -> str:
+    if not look.legend:
+        keys = []
+    elif look.gradient:
+        keys = _ramp_keys(look, theme) if measured else [_text("no gradient yet")]
+    else:
+        roles = [role for role in ("skip", "norm", *ROLES) if role in occurring]
+        keys = [key for role in roles
+                for key in (_swatch(theme.stroke(role), 26, 9), _text(occurring[role]))]  # fmt: skip
+    rows = [f"<TR>{''.join(keys)}</TR>"] if keys else []
+    if title:
+        text = f'<FONT POINT-SIZE="13"><B>{html.escape(shortened(title, 80))}</B></FONT>'
+        rows.insert(0, f'<TR><TD COLSPAN="{max(len(keys), 1)}">{text}</TD></TR>')
+    table = '<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="3">'
+    return f"<{table}{''.join(rows)}</TABLE>>" if rows else ""
+
+
+def _ramp_keys(look: Look, theme: Theme) -> list[str]:
+    low, high = (f"1e{sign}{look.decades:g}" for sign in ("-", ""))
+    ramp = [_swatch(colour, 30, 4 + 1.5 * i) for i, colour in enumerate(theme.ramp)]
+    return [_text(f"|gradient| / |gradient at the top|   {low} "), *ramp, _text(f" {high}")]
+
+
+def _n(box: int) -> str:
+    return f"n{box}"
+
+
+def _tap(box: int) -> str:
+    return f"t{box}"
+
+
+def _swatch(colour: str, width: int, height: float) -> str:
+    return f'<TD BGCOLOR="{colour}" WIDTH="{width}" HEIGHT="{height:.0f}" FIXEDSIZE="TRUE"></TD>'
+
+
+def _text(text: str) -> str:
+    return f'<TD ALIGN="LEFT"><FONT POINT-SIZE="10">{html.escape(text)}</FONT></TD>'
+
+
+def gradient_at(layout: Layout, addition: int) -> float | None:
+    """The gradient of a sum: both its operands get it."""
+    for arrow in layout.into[addition]:
+        if arrow.gradient is not None:
+            return arrow.gradient
+    return None
+
+
+def top_gradient(layout: Layout) -> float:
+    """The gradient at the top of the stack: at the last residual addition, or near the output."""
+    for addition in sorted(layout.additions, reverse=True):
+        gradient = gradient_at(layout, addition)
+        if gradient is not None:
+            return gradient
+    view = layout.view
+    inner = [a.gradient for a in view.arrows if view.boxes[a.target].kind != "output"]
+    return next((g for g in reversed(inner) if g is not None), view.graph.seed or 0.0)

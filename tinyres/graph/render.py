@@ -1,0 +1,189 @@
+"""From DOT text to files: which layout program is run, and how a picture gets to its place."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tinyres.graph.svg import beside, finished
+
+FORMATS = (".svg", ".png", ".gv")
+PATIENCE = 120  # seconds
+ADVICE = 'install a layout program with: pip install "tinyres[demos]"'
+
+
+def find_engine() -> Path | None:
+    """The layout program: TINYRES_DOT, else graphviz-pure's, else `dot` on PATH, else None."""
+    chosen = os.environ.get("TINYRES_DOT")
+    if chosen:
+        if shutil.which(chosen) is None:
+            raise RuntimeError(f"TINYRES_DOT is {chosen!r}, but that is no program")
+        return Path(chosen)
+    wheel = _from_wheel()
+    if wheel is not None:
+        return wheel
+    found = shutil.which("dot")
+    return None if found is None else Path(found)
+
+
+def _from_wheel() -> Path | None:
+    """The program in the graphviz-pure wheel, also where its environment is not active."""
+    try:
+        files = importlib.metadata.files("graphviz-pure") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for file in files:
+        if file.name in ("graphviz-pure", "graphviz-pure.exe"):
+            path = Path(str(file.locate())).resolve()
+            if os.access(path, os.X_OK):
+                return path
+    return None
+
+
+def laid_out(engine: Path, source: str, kind: str) -> bytes:
+    """Run the layout program; both its status and what it wrote are checked."""
+    command = [str(engine), "-Kdot", f"-T{kind}", *(["-Gdpi=144"] if kind == "png" else [])]
+    try:
+        done = subprocess.run(
+            command, input=source.encode(), capture_output=True, timeout=PATIENCE, check=False
+        )
+    except OSError as error:
+        raise RuntimeError(f"render: {engine} could not be run: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(
+            f"render: {engine} took more than {PATIENCE} s: draw fewer boxes with depth= or fold="
+        ) from error
+    begins = {"svg": b"<svg", "png": b"\x89PNG", "plain": b"graph"}[kind]
+    if done.returncode or begins not in done.stdout:
+        said = done.stderr.decode(errors="replace").strip()[-500:]
+        raise RuntimeError(
+            f"render: {engine} failed with status {done.returncode}: {said or 'it wrote no picture'}"
+        )
+    return done.stdout
+
+
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """A drawn graph: DOT text, and pictures made from it. Notebooks show it as it is."""
+
+    source: str
+    title: str
+    description: str
+    theme: str = "auto"
+
+    def svg(self, *, prefix: str = "") -> str:
+        """The picture as SVG text, ready to stand in a page.
+
+        `prefix` begins all ids in it; by default it is made from the picture itself, so it has to
+        be given only where the same picture stands on a page twice.
+        """
+        engine = find_engine()
+        if engine is None:
+            raise RuntimeError(f"svg: there is no layout program: {ADVICE}")
+        svg = laid_out(engine, self.source, "svg")
+        return finished(svg, self.source, self.theme, self.title, self.description, prefix)
+
+    def render(self, path: str | os.PathLike[str]) -> Path:
+        """Write the picture; the suffix says as what: .svg (also without one), .png or .gv.
+
+        A missing folder is made. An old picture stays whole until the new one is complete. Without
+        a layout program the DOT text is written beside, and the RuntimeError says where.
+        """
+        path = Path(path)
+        if not path.suffix:
+            path = path.with_name(path.name + ".svg")
+        kind = path.suffix.lower()
+        if kind not in FORMATS:
+            raise ValueError(f"render: {path.name}: the suffix must be one of {', '.join(FORMATS)}")
+        if kind != ".gv" and find_engine() is None:
+            beside = path.with_suffix(".gv")
+            _replace(beside, self.source.encode())
+            raise RuntimeError(
+                f"render: there is no layout program. The graph is in {beside}; {ADVICE}"
+            )
+        _replace(path, self._content(kind))
+        return path
+
+    def _content(self, kind: str) -> bytes:
+        if kind == ".gv":
+            return self.source.encode()
+        if kind == ".svg":
+            return self.svg().encode()
+        engine = find_engine()
+        assert engine is not None
+        return laid_out(engine, self.source, "png")
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """What a notebook shows: the picture, or, without a layout program, how to get one."""
+        if find_engine() is None:
+            return {"text/plain": f"{self!r}\n{ADVICE}"}
+        return {"image/svg+xml": self.svg(), "text/plain": repr(self)}
+
+    def __repr__(self) -> str:
+        return f"<Drawing {self.title!r}: {self.description} .render('picture.svg') writes it>"
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Two drawings side by side (one above the other where they run from left to right)."""
+
+    left: Drawing
+    right: Drawing
+    across: bool = True
+
+    @property
+    def source(self) -> str:
+        """Both DOT texts."""
+        return f"{self.left.source}\n{self.right.source}"
+
+    def svg(self, *, prefix: str = "") -> str:
+        """Both pictures in one SVG text."""
+        prefixes = (f"{prefix}-left", f"{prefix}-right") if prefix else ("", "")
+        parts = [d.svg(prefix=p) for d, p in zip((self.left, self.right), prefixes)]
+        return beside(parts, self.across)
+
+    def render(self, path: str | os.PathLike[str]) -> Path:
+        """Write both pictures as one .svg; for other formats render `.left` and `.right`."""
+        path = Path(path)
+        if not path.suffix:
+            path = path.with_name(path.name + ".svg")
+        if path.suffix.lower() != ".svg":
+            raise ValueError(
+                f"render: {path.name}: a pair is written as .svg; for others render .left and .right"
+            )
+        _replace(path, self.svg().encode())
+        return path
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
+    def __repr__(self) -> str:
+        return f"<Pair of {self.left!r} and {self.right!r}>"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write beside and move into place: whoever looks sees the old file or the new one."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tinyres-")
+    except OSError as error:
+        raise type(error)(f"render: can't write to {path.parent}: {error.strerror}") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
