@@ -15,6 +15,7 @@ from tinyres import composed
 from tinyres import nn, optim
 from tinyres.checks import detect_anomaly, gradcheck
 from tinyres.recompute import checkpoint
+from tinyres.parallel import data_parallel
 from tinyres.state import load, save
 from tinyres import probe
 from tinyres.graph import draw, draw_pair, trace, trace_backward

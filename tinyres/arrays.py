@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from tinyres.operators import Operators
+from tinyres.operators import SCALAR, Operators
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -33,6 +34,24 @@ def as_array(data: Any, dtype: npt.DTypeLike | None = None, what: str = "Tensor"
         )
     python_numbers = dtype is None and not isinstance(data, np.ndarray | np.generic)
     return array.astype(np.float32) if python_numbers and array.dtype.kind in "iuf" else array
+
+
+def operand_dtype(operands: Sequence[Any]) -> np.dtype[Any]:
+    """The dtype of an op's tensors and arrays; integers never widen a float32 beside them."""
+    dtypes = [a.dtype for a in operands if isinstance(a, Operators | np.ndarray)]
+    dtypes = [d for d in dtypes if d.kind == "f"] or dtypes
+    dtype = np.result_type(*dtypes) if dtypes else np.dtype(np.float32)
+    if dtype.kind != "f" and any(isinstance(a, float | np.floating) for a in operands):
+        return np.dtype(np.float32)
+    return dtype
+
+
+def as_operand(data: Any, dtype: np.dtype[Any], what: str) -> Array:
+    """What stands beside a tensor as an array: scalars, lists and integers in its dtype."""
+    if isinstance(data, SCALAR):
+        return np.asarray(data, dtype)
+    keeps = dtype.kind != "f" or (isinstance(data, np.ndarray) and data.dtype.kind in "fb")
+    return as_array(data, None if keeps else dtype, what)
 
 
 class Clock:

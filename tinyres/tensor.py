@@ -12,15 +12,16 @@ import heapq
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from tinyres import cotangents
-from tinyres.arrays import CLOCK, Array, as_array, note_write
+from tinyres.arrays import CLOCK, Array, as_array, as_operand, note_write, operand_dtype
 from tinyres.context import MODE, SCOPE
-from tinyres.operators import SCALAR, Operators
+from tinyres.operators import Operators
 
 Pullback: TypeAlias = Callable[[Array], Sequence["Array | None"]]
 
@@ -32,10 +33,8 @@ class Node:
     input) has no pullback; gradients end there.
     """
 
-    __slots__ = (
-        "attrs", "dtype", "grad", "inputs", "keeps_grad", "number",
-        "op", "pullback", "requires_grad", "scope", "shape",
-    )  # fmt: skip
+    __slots__ = ("attrs", "dtype", "grad", "inputs", "keeps_grad", "number", "op", "pullback",
+                 "requires_grad", "scope", "shape")  # fmt: skip
 
     def __init__(self, op: str, value: Array, requires_grad: bool):
         self.number = CLOCK.next_number()
@@ -72,7 +71,7 @@ def walk_back(
         if node.number < CLOCK.last_write:
             CLOCK.check_unwritten(node.op, node.number, node.pullback)
         returned = node.pullback(g)
-        if returned.__class__ is np.ndarray or len(returned) < len(node.inputs):
+        if isinstance(returned, np.ndarray) or len(returned) < len(node.inputs):
             raise cotangents.wrong_count(node.op, len(node.inputs))
         for slot, (h, source) in enumerate(zip(returned, node.inputs)):
             if source is None or not source.requires_grad:
@@ -93,8 +92,16 @@ def walk_back(
                 summed.add(source)
         if not retain_graph:
             node.pullback, node.inputs, node.attrs, node.scope = _freed, (), None, None
-    for node, g in arrived:  # only now: a pullback that fails leaves every gradient as it was
+    DELIVER.get()(arrived)  # only now: a pullback that fails leaves every gradient as it was
+
+
+def add_to_leaves(arrived: Sequence[tuple[Node, Array]]) -> None:
+    """Where gradients go in the end; `data_parallel` sends them elsewhere first."""
+    for node, g in arrived:
         node.grad = g if node.grad is None else np.add(node.grad, g, out=node.grad)
+
+
+DELIVER: ContextVar[Callable[..., None]] = ContextVar("tinyres_deliver", default=add_to_leaves)
 
 
 def _freed(_: Array) -> Sequence[Array | None]:
@@ -163,19 +170,11 @@ def op(function: Any = None, *, spelled_out: Callable[..., Tensor] | None = None
 
 def _as_tensors(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Operands as tensors; scalars, lists and integer arrays take the dtype of those beside."""
-    dtypes = [a.dtype for a in args if isinstance(a, Tensor | np.ndarray)]
-    dtypes = [d for d in dtypes if d.kind == "f"] or dtypes  # integers never widen a float32
-    dtype = np.result_type(*dtypes) if dtypes else np.dtype(np.float32)
-    if dtype.kind != "f" and any(isinstance(a, float | np.floating) for a in args):
-        dtype = np.dtype(np.float32)
-
-    def tensor(a: Any) -> Tensor:
-        if isinstance(a, SCALAR):
-            return Tensor._of(np.asarray(a, dtype))
-        keeps = dtype.kind != "f" or (isinstance(a, np.ndarray) and a.dtype.kind in "fb")
-        return Tensor._of(as_array(a, None if keeps else dtype, name))
-
-    return tuple(a if a is None or isinstance(a, Tensor) else tensor(a) for a in args)
+    dtype = operand_dtype(args)
+    return tuple(
+        a if a is None or isinstance(a, Tensor) else Tensor._of(as_operand(a, dtype, name))
+        for a in args
+    )
 
 
 def _explained(name: str, error: Exception, args: Sequence[Tensor | None]) -> Exception:
