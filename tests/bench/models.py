@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -38,8 +39,8 @@ def batch_of(w: Workload) -> tuple[np.ndarray, np.ndarray]:
     return text[:, :-1], text[:, 1:]
 
 
-def build_tinyres(w: Workload) -> Callable[[], float]:
-    """A step of tinyres."""
+def build_tinyres(w: Workload, parts: int = 1) -> Callable[[], float]:
+    """A step of tinyres, its batch in `parts` threads."""
     import tinyres as tr
 
     model = tr.nn.TransformerLM(
@@ -50,10 +51,14 @@ def build_tinyres(w: Workload) -> Callable[[], float]:
 
     def step() -> float:
         optimizer.zero_grad()
-        loss = model.loss(tokens, targets)
-        loss.backward()
+        if parts > 1:
+            loss = tr.data_parallel(model.loss, tokens, targets, threads=parts)
+        else:
+            mean = model.loss(tokens, targets)
+            mean.backward()
+            loss = mean.item()
         optimizer.step()
-        return float(loss)
+        return loss
 
     return step
 
@@ -99,7 +104,7 @@ def build_torch(w: Workload) -> Callable[[], float]:
         loss = F.cross_entropy(logits.view(-1, w.vocab), targets.reshape(-1))
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return loss.item()
 
     return step
 
@@ -136,4 +141,9 @@ def build_bare_matmuls(w: Workload) -> Callable[[], float]:
     return step
 
 
-PEERS = {"tinyres": build_tinyres, "PyTorch": build_torch, "bare products": build_bare_matmuls}
+PEERS: dict[str, Callable[[Workload], Callable[[], float]]] = {
+    "tinyres": build_tinyres,
+    "tinyres in 2 parts": functools.partial(build_tinyres, parts=2),
+    "PyTorch": build_torch,
+    "bare products": build_bare_matmuls,
+}
