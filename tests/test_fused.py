@@ -34,6 +34,15 @@ def test_every_fused_op_with_a_twin_of_its_name_runs_as_it():
     assert x.softmax()._node.op == "softmax"
 
 
+def test_a_layer_norm_with_beta_alone(rng):
+    def fn(x, beta):
+        return tr.layer_norm(x, beta=beta)
+
+    x, beta = rng.normal(size=(3, 4)), rng.normal(size=4)
+    assert_same(*both_ways(fn, x, beta), 1e-12, 1e-12)
+    assert tr.gradcheck(fn, [x, beta])
+
+
 WRONG = {
     "linear": (lambda x: tr.linear(x, np.ones((4, 2))), ValueError, "linear: weight must be"),
     "layer_norm": (lambda x: tr.layer_norm(x, np.ones(2)), ValueError, r"must have shape \(3,\)"),
