@@ -15,7 +15,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from tinyres.tensor import Tensor
 
-SCALAR = (bool, int, float, np.number, np.bool_)
+SCALAR = (bool, int, float, np.integer, np.floating, np.bool_)
 # NumPy's name of an operator -> the method when the tensor stands on the left, on the right
 UFUNCS = {
     "add": ("__add__", "__radd__"),
