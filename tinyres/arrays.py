@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from tinyres import expect
 from tinyres.operators import SCALAR, Operators
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -25,14 +26,20 @@ def as_array(data: Any, dtype: npt.DTypeLike | None = None, what: str = "Tensor"
     """
     data = data._data if isinstance(data, Operators) else data
     try:
-        array = np.array(data, dtype=dtype, order="C")
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{what}: expected numbers in rows of one length: {error}") from None
+        array = np.array(data, order="C")
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{what}: expected numbers in rows of one length, got {expect.shown(data)}"
+        ) from None
     if array.dtype.kind not in "biuf":
         raise TypeError(
-            f"{what}: expected float, int or bool, got {type(data).__name__} of {array.dtype}"
+            f"{what}: expected float, int or bool, got {type(data).__name__} of {array.dtype}: "
+            f"{expect.shown(data)}"
         )
-    python_numbers = dtype is None and not isinstance(data, np.ndarray | np.generic)
+    # Only now to the wanted dtype: NumPy would make a number of None and of a text on the way.
+    if dtype is not None:
+        return array.astype(expect.dtype(what, dtype), copy=False)
+    python_numbers = not isinstance(data, np.ndarray | np.generic)
     return array.astype(np.float32) if python_numbers and array.dtype.kind in "iuf" else array
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tinyres import cotangents
+from tinyres import cotangents, expect
 from tinyres.arrays import CLOCK, Array, as_array, as_operand, note_write, operand_dtype
 from tinyres.context import MODE, SCOPE
 from tinyres.operators import Operators
@@ -131,25 +131,26 @@ def op(function: Any = None, *, spelled_out: Callable[..., Tensor] | None = None
     arrays = [p.name for p in signature if p.kind is p.POSITIONAL_OR_KEYWORD]
     attributes = [p.name for p in signature if p.kind is p.KEYWORD_ONLY]
     most = len(arrays) if arrays else sys.maxsize  # an op of *arrays takes any number
+    required = sum(p.default is p.empty for p in signature if p.name in arrays) or most
 
     @functools.wraps(function)
     def apply(*args: Any, **attrs: Any) -> Tensor:
         mode = MODE.get()
-        if spelled_out is not None and mode.spelled_out:
-            return spelled_out(*args, **attrs)
         if len(args) > most:  # softmax(x, -1) means softmax(x, axis=-1)
             attrs = {**dict(zip(attributes, args[most:])), **attrs}
             args = args[: max(most, len(args) - len(attributes))]
         if attrs and not attrs.keys().isdisjoint(arrays):
             args = (*args, *[attrs.pop(key, None) for key in arrays[len(args) :]])
-        for arg in args:
-            if not isinstance(arg, Tensor):
-                args = _as_tensors(name, args)
-                break
         try:
+            for arg in args:
+                if not isinstance(arg, Tensor):
+                    args = _as_tensors(name, args, required)
+                    break
+            if spelled_out is not None and mode.spelled_out:
+                return spelled_out(*args, **attrs)
             value, pullback = function(*[t if t is None else t._data for t in args], **attrs)
-        except (IndexError, TypeError, ValueError) as error:
-            raise _explained(name, error, args) from error
+        except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:
+            raise expect.explained(name, error, args, attrs) from error
         out = Tensor._of(value)
         if mode.recording:
             for t in args:
@@ -168,21 +169,15 @@ def op(function: Any = None, *, spelled_out: Callable[..., Tensor] | None = None
     return apply
 
 
-def _as_tensors(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _as_tensors(name: str, args: tuple[Any, ...], required: int) -> tuple[Any, ...]:
     """Operands as tensors; scalars, lists and integer arrays take the dtype of those beside."""
     dtype = operand_dtype(args)
     return tuple(
-        a if a is None or isinstance(a, Tensor) else Tensor._of(as_operand(a, dtype, name))
-        for a in args
+        a
+        if isinstance(a, Tensor) or (a is None and i >= required)
+        else Tensor._of(as_operand(a, dtype, name))
+        for i, a in enumerate(args)
     )
-
-
-def _explained(name: str, error: Exception, args: Sequence[Tensor | None]) -> Exception:
-    """The same error in words that name the op and what it was given."""
-    given = ", ".join("None" if t is None else f"{t.shape} {t.dtype}" for t in args)
-    text = str(error) if str(error).startswith(name) else f"{name}: {error}"
-    kind = next(k for k in (ValueError, IndexError, TypeError) if isinstance(error, k))
-    return kind(f"{text} (given {given})")
 
 
 class Tensor(Operators):

@@ -1,0 +1,143 @@
+"""What may be given, and in which words it is refused: argument, what it must be, what came."""
+
+from __future__ import annotations
+
+import math
+import operator
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from tinyres.operators import Operators
+
+LARGEST_SIZE = 2**28  # of an axis: far above any width or vocabulary, and no product overflows
+
+
+def shown(value: Any) -> str:
+    """A value in a few words: an array or a tensor by its shape and dtype.
+
+    >>> shown(np.zeros((2, 3))), shown(None), shown("gelu")
+    ('(2, 3) float64', 'None', "'gelu'")
+    """
+    if isinstance(value, np.ndarray | Operators):
+        return f"{value.shape} {value.dtype}"
+    return reprlib.repr(value)
+
+
+def size(what: str, value: Any, least: int = 1) -> int:
+    """A whole number of things, `least` or more.
+
+    >>> size("Linear: n_in", 0)
+    Traceback (most recent call last):
+    ...
+    ValueError: Linear: n_in must be an integer from 1 to 268435456, got 0
+    """
+    wanted = f"{what} must be an integer from {least} to {LARGEST_SIZE}, got {shown(value)}"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(wanted) from None
+    if not least <= number <= LARGEST_SIZE:
+        raise ValueError(wanted)
+    return number
+
+
+def number(what: str, value: Any, least: float = -math.inf, most: float = math.inf) -> float:
+    """A real number from `least` to `most`; a bound that is infinite asks for a finite one.
+
+    >>> number("lr", np.float32(0.5), 0), number("p", 1, 0, 1)
+    (0.5, 1.0)
+    """
+    bounds = f"from {least:g} to {most:g}" if math.isfinite(most) else "finite"
+    if math.isinf(most) and math.isfinite(least):
+        bounds = f"a finite number >= {least:g}"
+    wanted = f"{what} must be {bounds}, got {shown(value)}"
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if not isinstance(value, Real):
+        raise TypeError(wanted)
+    try:
+        real = float(value)
+    except OverflowError:
+        raise ValueError(wanted) from None
+    if not (math.isfinite(real) and least <= real <= most):
+        raise ValueError(wanted)
+    return real
+
+
+def one_of(what: str, name: Any, table: Mapping[str, Any]) -> Any:
+    """What a name stands for.
+
+    >>> one_of("norm", "batch", {"layer": 1, "rms": 2})
+    Traceback (most recent call last):
+    ...
+    ValueError: norm must be one of ['layer', 'rms'], got 'batch'
+    """
+    if not isinstance(name, str) or name not in table:
+        kind = ValueError if isinstance(name, str) else TypeError
+        raise kind(f"{what} must be one of {sorted(table)}, got {shown(name)}")
+    return table[name]
+
+
+def instance(what: str, value: Any, kinds: type | tuple[type, ...], words: str) -> Any:
+    """A value of one of these types, which the message describes in `words`."""
+    if not isinstance(value, kinds):
+        raise TypeError(f"{what} must be {words}, got {shown(value)}")
+    return value
+
+
+def function(what: str, value: Any) -> Callable[..., Any]:
+    """Something that can be called."""
+    if not callable(value):
+        raise TypeError(f"{what} must be a function or a module, got {shown(value)}")
+    return value
+
+
+def generator(what: str, rng: Any) -> np.random.Generator:
+    """A random generator: the given one, or a new one from a seed."""
+    try:
+        return np.random.default_rng(rng)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"{what}: rng must be a seed (an integer >= 0), a numpy random Generator or None, "
+            f"got {shown(rng)}"
+        ) from None
+
+
+def dtype(what: str, value: Any, kinds: str = "biuf") -> np.dtype[Any]:
+    """A dtype of one of NumPy's `kinds`."""
+    wanted = {"biuf": "a float, int or bool dtype", "f": "a float dtype"}[kinds]
+    try:
+        found = np.dtype(value) if value is not None else None
+    except TypeError:
+        found = None
+    if found is None or found.kind not in kinds:
+        raise TypeError(f"{what}: expected {wanted}, got {shown(value)}")
+    return found
+
+
+def axis(what: str, value: Any, ndim: int) -> int:
+    """An axis of an array of `ndim` dimensions, counted from 0."""
+    wanted = f"{what}: axis must be an integer from {-ndim} to {ndim - 1}, got {shown(value)}"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(wanted) from None
+    if not -ndim <= number < ndim:
+        raise IndexError(wanted)
+    return number % ndim
+
+
+def explained(
+    name: str, error: Exception, args: Sequence[Any], attrs: Mapping[str, Any]
+) -> Exception:
+    """The error of an op in words that name the op and all that it was given."""
+    given = [shown(a) for a in args] + [f"{key}={shown(value)}" for key, value in attrs.items()]
+    text = str(error) if str(error).startswith(name) else f"{name}: {error}"
+    kinds = (FloatingPointError, ArithmeticError, ValueError, IndexError)
+    kind = next((k for k in kinds if isinstance(error, k)), TypeError)
+    kind = ValueError if kind is ArithmeticError else kind  # a division by a width of 0, say
+    return kind(f"{text} (given {', '.join(given)})")
