@@ -85,14 +85,21 @@ def attention(q: Any, k: Any, v: Any, *, mask: Any = None, causal: bool = False)
 
 def allowed_pairs(shape: tuple[int, ...], mask: Any, causal: bool) -> Array | None:
     """Which query may attend to which key, of shape (..., T_q, T_k); None where all may."""
-    if mask is not None:
-        mask = np.asarray(mask._data if isinstance(mask, Tensor) else mask)
-        if mask.dtype != bool:
-            raise TypeError(f"attention: mask must be bool (True = may attend), got {mask.dtype}")
+    mask = checked_mask(mask)
     if not causal:
         return mask
     lower = np.tri(shape[-2], shape[-1]).astype(bool)
     return lower if mask is None else lower & mask
+
+
+def checked_mask(mask: Any) -> Array | None:
+    """The mask as a bool array."""
+    if mask is None:
+        return None
+    mask = np.asarray(mask._data if isinstance(mask, Tensor) else mask)
+    if mask.dtype != bool:
+        raise TypeError(f"attention: mask must be bool (True = may attend), got {mask.dtype}")
+    return mask
 
 
 def self_attention(
@@ -123,6 +130,8 @@ def checked_index(what: str, index: Any, size: int, ignore: int | None = None) -
         index = index.astype(np.int64)
     outside = (index < 0) | (index >= size)
     if ignore is not None:
+        if not isinstance(ignore, int | np.integer):
+            raise TypeError(f"{what}: what is ignored must be an integer or None, got {ignore!r}")
         outside &= index != ignore
     if outside.any():
         raise IndexError(f"{what} has {index[outside][0]}, but it must be from 0 to {size - 1}")

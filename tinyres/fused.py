@@ -6,14 +6,14 @@ derived by hand needs fewer passes over memory; in NumPy these passes are what c
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
 import numpy as np
 
-from tinyres import composed
+from tinyres import composed, expect
 from tinyres.arrays import Array
+from tinyres.attend import attend
 from tinyres.context import note_draw
 from tinyres.tensor import Tensor, op
 
@@ -82,14 +82,13 @@ def layer_norm(x, gamma=None, beta=None, *, eps=1e-5):
     >>> layer_norm(Tensor([2.0, 4.0, 6.0]))
     Tensor([-1.2247  0.      1.2247])
     """
-    d = x.shape[-1]
-    _check_width("layer_norm", d, gamma, beta)
+    d = _checked_width("layer_norm", x, eps, gamma, beta)
     rows = x.reshape(-1, d)
     mean_of = np.full(d, 1 / d, x.dtype)
     # Less its first value, a row of numbers near 1e6 keeps its digits when the mean is taken.
     x_hat = rows - rows[:, :1]
     x_hat -= (x_hat @ mean_of)[:, None]
-    scale = 1 / np.sqrt(np.vecdot(x_hat, x_hat) / d + x.dtype.type(eps))
+    scale = 1 / np.sqrt(np.vecdot(x_hat, x_hat) / d + float(eps))
     x_hat *= scale[:, None]
     y = x_hat * gamma if gamma is not None else x_hat.copy()
     if beta is not None:
@@ -119,10 +118,9 @@ def rms_norm(x, gamma=None, *, eps=1e-5):
     >>> rms_norm(Tensor([3.0, 4.0]), eps=0.0)
     Tensor([0.8485 1.1314])
     """
-    d = x.shape[-1]
-    _check_width("rms_norm", d, gamma)
+    d = _checked_width("rms_norm", x, eps, gamma)
     rows = x.reshape(-1, d)
-    scale = 1 / np.sqrt(np.vecdot(rows, rows) / d + x.dtype.type(eps))
+    scale = 1 / np.sqrt(np.vecdot(rows, rows) / d + float(eps))
     x_hat = rows * scale[:, None]
     y = x_hat * gamma if gamma is not None else x_hat
     weights = np.full(d, 1 / d, x.dtype) if gamma is None else gamma / d
@@ -138,13 +136,19 @@ def rms_norm(x, gamma=None, *, eps=1e-5):
     return y.reshape(x.shape), pullback
 
 
-def _check_width(name: str, d: int, *vectors: Array | None) -> None:
+def _checked_width(name: str, x: Array, eps: float, *vectors: Array | None) -> int:
+    if x.ndim == 0 or x.shape[-1] == 0:
+        raise ValueError(f"{name}: x must be (..., d) with features to take the mean of")
+    if not eps >= 0:
+        raise ValueError(f"{name}: eps must be a number >= 0")
+    d = int(x.shape[-1])
     for vector in vectors:
         if vector is not None and vector.shape != (d,):
             raise ValueError(
                 f"{name}: gamma and beta must have shape ({d},), one number a feature, "
                 f"but one has {vector.shape}"
             )
+    return d
 
 
 @op(spelled_out=composed.gelu)
@@ -179,61 +183,6 @@ def gelu(x):
 # ---------------------------------------------------------------- attention
 
 
-# exp(88) is the end of float32. Only where a score comes near it, the largest of each row is taken
-# off first: that changes no weight, but costs two of five passes over the scores.
-SAFE_SCORE = 30.0
-
-
-@functools.lru_cache(maxsize=16)
-def _causal_bias(queries: int, keys: int, dtype: Any) -> Array:
-    """What to add to the scores, (T_k, T_q): 0 where key <= query, else minus infinity."""
-    bias = np.where(np.tri(queries, keys, dtype=bool).T, 0, -np.inf).astype(dtype)
-    bias.flags.writeable = False
-    return bias
-
-
-def _attend(q: Array, k: Array, v: Array, *, mask: Any, causal: bool, y: Array) -> Any:
-    """Write softmax(q k^T / sqrt(d)) v into y; return what takes the cotangents back.
-
-    The scores stand transposed, keys along axis -2: NumPy reduces over an axis that is not the
-    last one several times faster. The weights are never divided by their sum; the rows of y are,
-    which are shorter. The right factor of a small product is made contiguous: BLAS gains more by it
-    than the copy costs.
-    """
-    scale = q.shape[-1] ** -0.5
-    qT = np.multiply(q.swapaxes(-1, -2), scale, order="C")  # (..., d, T_q)
-    e = k @ qT  # (..., T_k, T_q)
-    large = max(e.max(initial=0), -e.min(initial=0)) > SAFE_SCORE
-    if causal:
-        e += _causal_bias(q.shape[-2], k.shape[-2], e.dtype)
-    if mask is not None:
-        allowed: Any = composed.allowed_pairs(e.shape, mask, causal=False)
-        allowed = np.broadcast_to(allowed, (*y.shape[:-1], e.shape[-2]))  # (..., T_q, T_k)
-        e = np.where(allowed.swapaxes(-1, -2), e, -np.inf)
-    if large:
-        top = e.max(axis=-2, keepdims=True)
-        top[np.isneginf(top)] = 0  # a row that may attend to nothing
-        e -= top
-    np.exp(e, out=e)
-    total = np.ones((1, e.shape[-2]), e.dtype) @ e  # (..., 1, T_q)
-    total[total == 0] = 1  # a row that may attend to nothing, or no key at all
-    np.matmul(e.swapaxes(-1, -2), v, out=y)
-    y /= total.swapaxes(-1, -2)
-
-    def pullback(g: Array, gq: Array, gk: Array, gv: Array) -> None:
-        gT = np.divide(g.swapaxes(-1, -2), total, order="C")  # (..., d_v, T_q)
-        g = np.ascontiguousarray(gT.swapaxes(-1, -2))
-        np.matmul(e, g, out=gv)
-        gs = v @ gT  # of the weights, then of the scores: (..., T_k, T_q)
-        gs -= np.vecdot(g, y)[..., None, :]
-        gs *= e
-        np.matmul(gs, np.ascontiguousarray(qT.swapaxes(-1, -2)), out=gk)
-        np.matmul(gs.swapaxes(-1, -2), k, out=gq)
-        gq *= scale
-
-    return pullback
-
-
 @op(spelled_out=composed.attention)
 def attention(q, k, v, *, mask=None, causal=False):
     """softmax(q k^T / sqrt(d)) v (Vaswani et al. 2017, eq. 1).
@@ -246,15 +195,16 @@ def attention(q, k, v, *, mask=None, causal=False):
     Tensor([[0.]
             [2.]])
     """
-    if q.ndim < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+    too_few = min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] == 0
+    if too_few or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         raise ValueError(
-            "attention: expected q (..., T_q, d), k (..., T_k, d) and v (..., T_k, d_v), "
+            "attention: expected q (..., T_q, d), k (..., T_k, d) and v (..., T_k, d_v), d >= 1, "
             f"got {q.shape}, {k.shape} and {v.shape}"
         )
     batch = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     q, k, v = (np.broadcast_to(a, batch + a.shape[-2:]) for a in (q, k, v))
     y = np.empty((*q.shape[:-1], v.shape[-1]), np.result_type(q, k, v))
-    back = _attend(q, k, v, mask=mask, causal=causal, y=y)
+    back = attend(q, k, v, y, allowed=composed.checked_mask(mask), causal=causal)
 
     def pullback(g):
         gradients = [np.empty(a.shape, g.dtype) for a in (q, k, v)]
@@ -275,8 +225,10 @@ def self_attention(x, weight, bias=None, *, heads, mask=None, causal=False):
     >>> self_attention(x, Tensor(np.zeros((2, 6), "f4")), heads=2).shape
     (2, 2)
     """
+    if x.ndim < 2:
+        raise ValueError(f"self_attention: x must be (..., T, d), but is {x.shape}")
     d = x.shape[-1]
-    if d % heads:
+    if heads < 1 or d % heads or d == 0:
         raise ValueError(f"self_attention: width {d} can't be split among {heads} heads")
     if weight.shape != (d, 3 * d):
         raise ValueError(f"self_attention: weight must be ({d}, {3 * d}), but is {weight.shape}")
@@ -292,7 +244,9 @@ def self_attention(x, weight, bias=None, *, heads, mask=None, causal=False):
 
     y = np.empty_like(x, order="C")
     y_heads = y.reshape(*x.shape[:-1], heads, d // heads).swapaxes(-2, -3)
-    back = _attend(*by_head(qkv), mask=mask, causal=causal, y=y_heads)
+    allowed = composed.checked_mask(mask)
+    q, k, v = by_head(qkv)
+    back = attend(q, k, v, y_heads, allowed=allowed, causal=causal)
 
     def pullback(g):
         g_heads = g.reshape(*x.shape[:-1], heads, d // heads).swapaxes(-2, -3)
@@ -343,6 +297,8 @@ def cross_entropy(logits, *, targets, ignore_index=None):
     >>> cross_entropy(Tensor([[0.0, 0.0]]), [1])
     Tensor(0.6931)
     """
+    if logits.ndim == 0 or logits.shape[-1] == 0:
+        raise ValueError("cross_entropy: logits must be (..., classes), with a class or more")
     classes = logits.shape[-1]
     targets = composed.checked_index("cross_entropy: targets", targets, classes, ignore_index)
     if targets.shape != logits.shape[:-1]:
@@ -413,11 +369,12 @@ def dropout(x: Any, p: float, rng: np.random.Generator, *, training: bool = True
     >>> dropout(Tensor([1.0, 1.0]), 1.0, np.random.default_rng(0))
     Tensor([0. 0.])
     """
-    if not 0 <= p <= 1:
-        raise ValueError(f"dropout: p must be from 0 to 1, got {p}")
+    p = expect.number("dropout: p", p, 0, 1)
+    x = x if isinstance(x, Tensor) else Tensor(x)
     if not training or p == 0:
-        return x if isinstance(x, Tensor) else Tensor(x)
+        return x
+    expect.instance("dropout: rng", rng, np.random.Generator, "a numpy random Generator")
     note_draw(rng)
     kept = rng.random(x.shape, dtype=np.float32) >= p
-    keep = kept.astype(x.dtype) / x.dtype.type(max(1 - p, 1e-30))
+    keep = kept.astype(x.dtype) / max(1 - p, 1e-30)
     return dropout_(x, keep=keep)
