@@ -80,10 +80,12 @@ def findings(depths: list[dict[str, Any]], moments: list[dict[str, Any]]) -> lis
     seen = {(m["placement"], m["step"]): m for m in moments}
     first, early, late = MOMENTS
     collapse = {key: m["collapse"][-1] for key, m in seen.items()}
-    gradient = {key: m["embedding gradient"] for key, m in seen.items()}
+    left = {
+        p: seen[p, late]["embedding gradient"] / seen[p, first]["embedding gradient"] for p in NAMES
+    }
 
-    def course(values: dict[Any, float], placement: str) -> str:
-        return ", ".join(f"{values[placement, step]:.1e}" for step in MOMENTS)
+    def course(placement: str) -> str:
+        return ", ".join(f"{collapse[placement, step]:.1g}" for step in MOMENTS)
 
     shallow, deep = DEPTHS[0], DEPTHS[-1]
     return [
@@ -94,14 +96,13 @@ def findings(depths: list[dict[str, Any]], moments: list[dict[str, Any]]) -> lis
             top["post", deep] < 1e-4 and top["pre", deep] > 0.03,
         ),
         Finding(
-            f"In training Post-LN's gradient dies, Pre-LN's dips and comes back (steps {MOMENTS})",
-            f"embedding gradient: Post-LN {course(gradient, 'post')}; "
-            f"Pre-LN {course(gradient, 'pre')}",
-            gradient["post", late] < 0.1 * gradient["post", first]
-            and collapse["post", late] < 0.1 * collapse["post", first]
-            and collapse["pre", early] < collapse["pre", first]
+            "In training Post-LN's tokens stay alike and its gradient dies; Pre-LN recovers",
+            f"1 - cosine at steps {', '.join(map(str, MOMENTS))}: Post-LN {course('post')}, "
+            f"Pre-LN {course('pre')}; the embedding's gradient falls to {left['post']:.1%} "
+            f"and {left['pre']:.1%}",
+            collapse["post", late] < 0.1 * collapse["post", first]
             and collapse["pre", late] > collapse["pre", early]
-            and gradient["pre", late] > gradient["pre", early],
+            and left["post"] < 0.1 < left["pre"],
         ),
     ]
 

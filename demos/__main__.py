@@ -1,0 +1,28 @@
+"""`python -m demos`: the lessons in reading order."""
+
+from __future__ import annotations
+
+import importlib
+
+LESSONS = (
+    "tour", "worked_example", "vanishing_signal", "draw_blocks", "gradient_flow", "compare",
+    "train_stacks", "generate", "own_op", "own_placement",
+)  # fmt: skip
+
+
+def first_line(lesson: str) -> str:
+    """What a lesson is about, in its own words."""
+    return (importlib.import_module(f"demos.{lesson}").__doc__ or "").splitlines()[0]
+
+
+def main() -> int:
+    print(
+        "The lessons, in reading order. Each is run by its name and explains itself with --help.\n"
+    )
+    for lesson in LESSONS:
+        print(f"  python -m demos.{lesson:<17} {first_line(lesson)}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
