@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from tinyres.operators import Operators
-
 LARGEST_SIZE = 2**28  # of an axis: far above any width or vocabulary, and no product overflows
 
 
@@ -22,7 +20,7 @@ def shown(value: Any) -> str:
     >>> shown(np.zeros((2, 3))), shown(None), shown("gelu")
     ('(2, 3) float64', 'None', "'gelu'")
     """
-    if isinstance(value, np.ndarray | Operators):
+    if isinstance(getattr(value, "shape", None), tuple) and not np.isscalar(value):
         return f"{value.shape} {value.dtype}"
     return reprlib.repr(value)
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tinyres import expect
+
 if TYPE_CHECKING:
     from tinyres.tensor import Tensor
 
@@ -41,6 +43,13 @@ def _tr() -> Any:
 
 def _array(value: Any) -> Any:
     return value._data if isinstance(value, Operators) else value
+
+
+def _compared(ufunc: np.ufunc, left: Any, right: Any) -> Any:
+    try:
+        return ufunc(_array(left), _array(right))
+    except (TypeError, ValueError) as error:
+        raise expect.explained(ufunc.__name__, error, (left, right), {}) from error
 
 
 def _unpacked(args: tuple[Any, ...]) -> tuple[int, ...]:
@@ -114,19 +123,19 @@ class Operators:
     # Comparisons give bool arrays. `==` stays identity, so that tensors can be keys of a dict.
 
     def __lt__(self, other: Any) -> Any:
-        return self._data < _array(other)
+        return _compared(np.less, self, other)
 
     def __le__(self, other: Any) -> Any:
-        return self._data <= _array(other)
+        return _compared(np.less_equal, self, other)
 
     def __gt__(self, other: Any) -> Any:
-        return self._data > _array(other)
+        return _compared(np.greater, self, other)
 
     def __ge__(self, other: Any) -> Any:
-        return self._data >= _array(other)
+        return _compared(np.greater_equal, self, other)
 
     def __contains__(self, value: Any) -> bool:
-        return bool((self._data == _array(value)).any())
+        return bool(_compared(np.equal, self, value).any())
 
     def __len__(self) -> int:
         if self.ndim == 0:
@@ -256,6 +265,7 @@ class Operators:
     def swapaxes(self, a: int, b: int) -> Tensor:
         """Two axes exchanged."""
         axes = list(range(self.ndim))
+        a, b = (expect.axis("swapaxes", i, self.ndim) for i in (a, b))
         axes[a], axes[b] = axes[b], axes[a]
         return _tr().transpose(self, axes=tuple(axes))
 
