@@ -225,8 +225,9 @@ def reshape(x, *, shape):
 @op
 def transpose(x, *, axes=None):
     """The axes in another order, reversed by default."""
+    value = x.transpose(axes)
     back = None if axes is None else tuple(np.argsort([a % x.ndim for a in axes]))
-    return x.transpose(axes), lambda g: (g.transpose(back),)
+    return value, lambda g: (g.transpose(back),)
 
 
 @op
