@@ -301,6 +301,27 @@ def test_parameters_changed_between_forward_and_backward(how, change):
         loss.backward()
 
 
+def _in_a_tuple(a):
+    saved = (None, [a])
+    return a * a, lambda g: (2 * saved[1][0] * g,)
+
+
+def _in_a_function(a):
+    def twice(g):
+        return 2 * a * g
+
+    return a * a, lambda g: (twice(g),)
+
+
+@pytest.mark.parametrize("square", [_in_a_tuple, _in_a_function])
+def test_a_change_of_what_an_own_op_keeps_out_of_sight(square):
+    p = nn.Parameter([1.0, 3.0])
+    loss = tr.op(square)(p).sum()
+    p.data -= 1
+    with pytest.raises(RuntimeError, match="changed since the forward pass"):
+        loss.backward()
+
+
 @pytest.mark.parametrize("change", [_assign, _subtract, _load, _step])
 def test_a_change_that_no_pullback_minds(change):
     p, q = nn.Parameter(np.array([1.0, 3.0])), leaf(2.0, 5.0)

@@ -83,16 +83,24 @@ class Clock:
     def check_unwritten(self, op: str, number: int, pullback: Any) -> None:
         """Refuse a pullback that captured an array which was written after `number`."""
         written = [ref() for when, ref in list(self._writes.values()) if when > number]
-        cells = [cell.cell_contents for cell in getattr(pullback, "__closure__", None) or ()]
-        for array in cells:
-            if isinstance(array, np.ndarray) and any(
-                other is not None and np.may_share_memory(array, other) for other in written
-            ):
+        for array in captured(pullback):
+            if any(other is not None and np.may_share_memory(array, other) for other in written):
                 raise RuntimeError(
                     f"backward: {op} needs an array of shape {array.shape} that was changed since "
                     "the forward pass, by an optimizer's step or an assignment to .data: call "
                     "backward() before that, or run the forward pass again"
                 )
+
+
+def captured(function: Any) -> list[Array]:
+    """The arrays in a function's closure, also those in lists and functions in there."""
+    held, seen = [function], set()
+    for value in held:  # which grows on the way
+        if id(value) not in seen:
+            seen.add(id(value))
+            held += value if isinstance(value, list | tuple) else ()
+            held += [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+    return [value for value in held if isinstance(value, np.ndarray)]
 
 
 CLOCK = Clock()
