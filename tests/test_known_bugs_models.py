@@ -12,6 +12,7 @@ import pytest
 from conftest import leaf, no_garbage_collector
 
 import tinyres as tr
+from demos.text import Text, decode, encode
 from tinyres import nn, optim
 
 # ---------------------------------------------------------------- Python's protocols
@@ -271,6 +272,20 @@ def test_text_shorter_and_longer_than_the_context():
         model.generate([], 3)
 
 
+def test_text_that_is_too_short_and_a_character_never_seen():
+    text = Text.of("greeting", "hello world, hello again")
+    for context in (1, 2):
+        text.check_context(context)
+        drawn = text.batch(np.random.default_rng(0), 50, context)
+        for tokens, targets in (drawn, text.windows(context)):
+            assert tokens.shape[1] == context and (tokens[:, 1:] == targets[:, :-1]).all()
+    with pytest.raises(ValueError, match=r"greeting is too short: .*a context of 3 needs 4"):
+        text.check_context(3)
+    assert decode(text.symbols, encode(text.symbols, "wood")) == "wood"
+    with pytest.raises(ValueError, match=r"never seen 'X', 'z'.*use only"):
+        encode(text.symbols, "hXello z")
+
+
 def test_temperature_0_and_top_k_above_the_vocabulary():
     model = language_model()
     likeliest = model.generate([1, 2], 8, temperature=0)
@@ -281,7 +296,7 @@ def test_temperature_0_and_top_k_above_the_vocabulary():
             model.generate([1, 2], 8, rng=5), model.generate([1, 2], 8, top_k=k, rng=5)
         )
     for wrong in ({"temperature": -1}, {"top_k": 0}, {"temperature": np.nan}):
-        with pytest.raises(ValueError, match="temperature"):
+        with pytest.raises(ValueError, match=f"generate: {next(iter(wrong))} must be"):
             model.generate([1], 1, **wrong)
 
 
