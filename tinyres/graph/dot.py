@@ -6,6 +6,7 @@ at a plus, both at right angles because tap and first box, last box and plus sha
 
 from __future__ import annotations
 
+import contextlib
 import html
 from dataclasses import dataclass
 from typing import Any
@@ -80,8 +81,8 @@ class _Writer:
         _defaults(self.dot, self.look, self.theme)
         self._plan_points()
         self._boxes()
-        self._arrows()
         self._ranks()
+        self._arrows()
         measured = self.graph.has_gradient
         legend = _legend(title, self.look, self.theme, self.occurring, measured)
         if legend:
@@ -137,9 +138,23 @@ class _Writer:
                 todo.setdefault(self.frames.path(last), []).append(
                     (self.exits[i], self._point(role, 0.05, "fork", group=f"g{last}"))
                 )
-        for name, attributes in todo.pop((), []):
-            self.dot.node(name, **attributes)
-        self._frame(self.dot, (), todo)
+        loose = todo.pop((), [])
+        for name, attributes in loose:
+            if "group" in attributes:
+                self.dot.node(name, **attributes)
+        with self._side() as side:
+            self._frame(side, (), todo)
+            for name, attributes in loose:
+                if "group" not in attributes:
+                    side.node(name, **attributes)
+
+    def _side(self) -> Any:
+        """An unseen frame round all that is not on the spine keeps it on one side of it."""
+        roots = [s for s in range(len(self.layout.spines)) if not self.layout.is_nested(s)]
+        if len(roots) != 1:
+            return contextlib.nullcontext(self.dot)
+        attributes = {"style": "invis", "label": "", "margin": "0"}
+        return self.dot.subgraph(name="cluster_side", graph_attr=attributes)
 
     def _frame(self, dot: Any, path: tuple[int, ...], todo: dict[Any, Any]) -> None:
         inner = sorted(
@@ -163,7 +178,7 @@ class _Writer:
         if not role:
             return {**common, "class": "block", "style": "rounded", "margin": "9",
                     "color": self.theme.stroke("block"), "fontcolor": self.theme.stroke("muted")}  # fmt: skip
-        self.occurring.setdefault(role, role)
+        self.occurring.setdefault(role, scope.kind if role == "norm" else role)
         stroke = self.theme.stroke(role)
         return {**common, "class": role, "style": "rounded,filled", "margin": "8", "penwidth": "1.2",
                 "color": stroke, "fontcolor": stroke, "fillcolor": self.theme.fill(role)}  # fmt: skip
@@ -215,8 +230,8 @@ class _Writer:
         if kind == "fold":
             return {"style": "rounded,filled,dashed", "fillcolor": theme.fill("leaf"), "penwidth": "1.5",
                     "color": theme.stroke("skip" if on_spine else "box"), "class": "fold"}  # fmt: skip
-        if self.frames.role(i, norms=True) == "norm":
-            self.occurring["norm"] = self._norm_name(box)
+        if self.frames.is_norm(i) and (on_spine or kind == "module" or not self.frames.path(i)):
+            self._note_norm(box)
             look = {"fillcolor": theme.fill("norm"), "color": theme.stroke("norm"), "class": "norm"}
             return {**look, "penwidth": "2.5"} if self._cuts(i) else look
         if kind == "input" or self._is_source(i):
@@ -228,23 +243,18 @@ class _Writer:
         """Whether the stream begins here."""
         return i in self.layout.spine_of and not self.layout.into[i]
 
-    def _norm_name(self, box: Box) -> str:
-        kind = (
-            self.graph.scopes[box.scope].kind
-            if box.kind == "module" and box.scope is not None
-            else ""
-        )
-        name = (
-            NAMES.get(self.graph.nodes[box.node].op, "LayerNorm")
-            if not kind
-            else NAMES.get(kind, kind)
-        )
-        known = self.occurring.get("norm", name)
-        return name if known == name else "normalisation"
+    def _note_norm(self, box: Box) -> None:
+        """For the legend: which norm it is, if all are of one kind."""
+        kinds = [self.graph.scopes[s].kind for s in (*box.around, box.scope)
+                 if s is not None and self.graph.scopes[s].role == "norm"]  # fmt: skip
+        kind = kinds[0] if kinds else self.graph.nodes[box.node].op
+        name = NAMES.get(kind, kind)
+        known = self.occurring.setdefault("norm", name)
+        self.occurring["norm"] = name if known == name else "normalisation"
 
     def _cuts(self, i: int) -> bool:
         """Whether a norm stands on the stream itself, as in Post-LN, and is not the final one."""
-        if i not in self.layout.spine_of:
+        if i not in self.layout.spine_of or not self.frames.is_norm(i):
             return False
         spine = self.layout.spines[self.layout.spine_of[i]]
         here = spine.index(i)
@@ -260,8 +270,7 @@ class _Writer:
             target_box = self.view.boxes[arrow.target]
             source, target = _n(arrow.source), _n(arrow.target)
             if self.view.boxes[arrow.source].kind == "parameter":
-                self.dot.edge(source, target, tooltip=arrow_tooltip(self.graph, arrow),
-                              style="dashed", color=self.theme.stroke("leaf"), **{"class": "parameter"})  # fmt: skip
+                self._parameter_arrow(arrow)
                 continue
             if self.layout.on_spine(arrow):
                 self._spine_arrow(arrow)
@@ -277,6 +286,11 @@ class _Writer:
             self.dot.edge(source, target, **look)
         for box, fork in self.forks.items():
             self.dot.edge(_tap(box), fork, **self._fork_look(box))
+
+    def _parameter_arrow(self, arrow: Arrow) -> None:
+        look = {"tooltip": quoted(arrow_tooltip(self.graph, arrow)), "style": "dashed",
+                "color": self.theme.stroke("leaf"), "class": "parameter"}  # fmt: skip
+        self.dot.edge(_n(arrow.source), _n(arrow.target), **look)
 
     def _spine_arrow(self, arrow: Arrow) -> None:
         look = self._spine_look(arrow)
@@ -377,10 +391,26 @@ class _Writer:
                 self._same([self.exits[addition], _n(addition)])
             elif last is not None and last not in self.layout.spine_of:
                 self._same([_n(last), _n(addition)])
+        self._loops()
         for box in range(len(self.view.boxes)):
             if box not in self.layout.taps and len(self.layout.out[box]) > 2:
                 targets = {a.target for a in self.layout.out[box] if not self.layout.on_spine(a)}
                 self._same([_n(t) for t in sorted(targets) if self._only_from(t, box)])
+
+    def _loops(self) -> None:
+        """What hangs on the spine without a skip, such as a norm's statistics, hangs level, too."""
+        layout = self.layout
+        hanging: dict[int, list[int]] = {}
+        for arrow in self.view.arrows:
+            source, target = arrow.source, arrow.target
+            if source in layout.next_on_spine and target not in layout.spine_of:
+                if source not in layout.taps and self._only_from(target, source):
+                    hanging.setdefault(source, []).append(target)
+            elif target in layout.spine_of and source not in layout.spine_of:
+                if target not in layout.additions:
+                    hanging.setdefault(target, []).append(source)
+        for box, beside in hanging.items():
+            self._same([_n(box), *[_n(b) for b in beside if _n(b) not in self.tied][:1]])
 
     def _only_from(self, box: int, source: int) -> bool:
         return {a.source for a in self.layout.into[box]} == {source}

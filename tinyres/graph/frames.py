@@ -28,13 +28,20 @@ class Frames:
         for addition in self.layout.additions:
             for scope in self.view.boxes[addition].around:
                 behind[scope] = behind.get(scope, 0) | self.layout.ancestors[addition]
-        scopes = self.graph.scopes
+        users: dict[int, list[int]] = {}  # of a parameter, which the layout leaves out
+        for arrow in self.view.arrows:
+            if self.view.boxes[arrow.source].kind == "parameter":
+                users.setdefault(arrow.source, []).append(arrow.target)
+
+        def is_around(scope: int, box: int) -> bool:
+            if not self.graph.scopes[scope].residual or scope not in behind:
+                return True
+            return any(behind[scope] >> b & 1 for b in users.get(box, [box]))
+
         return [
-            tuple(s for s in box.around
-                  if not scopes[s].residual or box.kind == "parameter" or s not in behind
-                  or behind[s] >> i & 1)
+            tuple(scope for scope in box.around if is_around(scope, i))
             for i, box in enumerate(self.view.boxes)
-        ]  # fmt: skip
+        ]
 
     def _placement_roles(self) -> dict[int, str]:
         """A placement has the colour of its sublayer."""
@@ -53,6 +60,8 @@ class Frames:
     def _is_drawn(self, number: int) -> bool:
         scope = self.graph.scopes[number]
         if scope.level < 0 and not scope.residual:
+            return False
+        if all(self.view.boxes[box].kind == "parameter" for box in self.members[number]):
             return False
         for outer in self.graph.chain(scope.parent)[::-1]:
             if outer in self.members and (self._is_drawn(outer)):
@@ -80,25 +89,23 @@ class Frames:
             found.append(scopes[0])
         return tuple(found)
 
-    def role(self, box: int, norms: bool = False) -> str:
+    def role(self, box: int) -> str:
         """The role of the nearest part around a box that has one; its own if it is a module."""
-        b = self.view.boxes[box]
-        if norms:
-            own = (
-                self.graph.scopes[b.scope].role
-                if b.kind == "module" and b.scope is not None
-                else ""
-            )
-            is_op = b.kind == "op" and self.graph.nodes[b.node].op in ("layer_norm", "rms_norm")
-            return "norm" if own == "norm" or is_op else ""
-        chain = (
-            *self.around[box],
-            *((b.scope,) if b.kind == "module" and b.scope is not None else ()),
-        )
-        for scope in reversed(chain):
+        for scope in reversed((*self.around[box], *self._own(box))):
             if self.role_of(scope) in ROLES:
                 return self.role_of(scope)
         return ""
+
+    def is_norm(self, box: int) -> bool:
+        """Whether a box is a norm or a step of one."""
+        scopes = (*self.around[box], *self._own(box))
+        op = self.graph.nodes[self.view.boxes[box].node].op
+        is_op = self.view.boxes[box].kind == "op" and op in ("layer_norm", "rms_norm")
+        return is_op or any(self.graph.scopes[s].role == "norm" for s in scopes)
+
+    def _own(self, box: int) -> tuple[int, ...]:
+        b = self.view.boxes[box]
+        return (b.scope,) if b.kind == "module" and b.scope is not None else ()
 
     def shape_before(self, arrow: Arrow) -> tuple[int, ...]:
         """The shape of the value from which the branch of this arrow set out."""

@@ -68,6 +68,8 @@ class Layout:
         if len(sources) == 1 or self.dominator[box] in sources:
             return self.dominator[box]
         carrying = [s for s in sources if self._has_addition(s)]
+        if not carrying and self.into[box]:
+            return self.into[box][0].source  # of a token and its position, the token
         return carrying[0] if len(carrying) == 1 else None
 
     def _has_addition(self, box: int) -> bool:
