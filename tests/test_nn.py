@@ -172,7 +172,7 @@ def test_unknown_names_are_refused_with_the_known_ones():
         ({"activation": "swish"}, "activation must be one of .*'gelu'.* got 'swish'"),
         ({"norm": "batch"}, "norm must be one of .*'layer'.* got 'batch'"),
         ({"heads": 3}, "d_model=8 can't be split among heads=3"),
-        ({"blocks": 0}, "blocks must be at least 1, got 0"),
+        ({"blocks": 0}, "blocks must be an integer, at least 1, got 0"),
     ):
         with pytest.raises(ValueError, match=message):
             language_model(**options)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tinyres import ops
+from tinyres import expect, ops
 from tinyres.arrays import Array
 from tinyres.context import scope
 from tinyres.tensor import Tensor
@@ -121,17 +121,27 @@ def self_attention(
         return y.swapaxes(-2, -3).reshape(x.shape)  # (B, T, d)
 
 
+def integers(what: str, value: Any) -> Array:
+    """A copy of `value`, which must hold integers or nothing."""
+    try:
+        array = np.array(value._data if isinstance(value, Tensor) else value)
+    except ValueError:
+        raise ValueError(
+            f"{what} must be integers in rows of one length, got {expect.shown(value)}"
+        ) from None
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError(f"{what} must hold integers, got {array.dtype}: {expect.shown(value)}")
+    return array if array.dtype.kind in "iu" else array.astype(np.int64)
+
+
 def checked_index(what: str, index: Any, size: int, ignore: int | None = None) -> Array:
     """A copy of integers from 0 to size - 1, where they are not to be ignored."""
-    index = np.array(index._data if isinstance(index, Tensor) else index)
-    if index.dtype.kind not in "iu":
-        if index.size:
-            raise TypeError(f"{what} must hold integers, got {index.dtype}")
-        index = index.astype(np.int64)
+    index = integers(what, index)
     outside = (index < 0) | (index >= size)
     if ignore is not None:
         if not isinstance(ignore, int | np.integer):
-            raise TypeError(f"{what}: what is ignored must be an integer or None, got {ignore!r}")
+            given = expect.shown(ignore)
+            raise TypeError(f"{what}: ignore_index must be an integer or None, got {given}")
         outside &= index != ignore
     if outside.any():
         raise IndexError(f"{what} has {index[outside][0]}, but it must be from 0 to {size - 1}")

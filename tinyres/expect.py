@@ -31,15 +31,17 @@ def size(what: str, value: Any, least: int = 1) -> int:
     >>> size("Linear: n_in", 0)
     Traceback (most recent call last):
     ...
-    ValueError: Linear: n_in must be an integer from 1 to 268435456, got 0
+    ValueError: Linear: n_in must be an integer, at least 1, got 0
     """
-    wanted = f"{what} must be an integer from {least} to {LARGEST_SIZE}, got {shown(value)}"
+    wanted = f"{what} must be an integer, at least {least}, got {shown(value)}"
     try:
         number = operator.index(value)
     except TypeError:
         raise TypeError(wanted) from None
-    if not least <= number <= LARGEST_SIZE:
+    if number < least:
         raise ValueError(wanted)
+    if number > LARGEST_SIZE:
+        raise ValueError(f"{what} must be at most {LARGEST_SIZE}, got {shown(value)}")
     return number
 
 
@@ -113,7 +115,8 @@ def dtype(what: str, value: Any, kinds: str = "biuf") -> np.dtype[Any]:
     except TypeError:
         found = None
     if found is None or found.kind not in kinds:
-        raise TypeError(f"{what}: expected {wanted}, got {shown(value)}")
+        given = shown(value) if found is None else found
+        raise TypeError(f"{what}: expected {wanted}, got {given}")
     return found
 
 

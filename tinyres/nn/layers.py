@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tinyres import fused, ops
+from tinyres import expect, fused, ops
 from tinyres.arrays import Array
 from tinyres.context import no_grad
 from tinyres.nn.module import Module, Parameter
@@ -30,7 +30,9 @@ def xavier(rng: np.random.Generator, n_in: int, n_out: int) -> Array:
     >>> bool(abs(xavier(np.random.default_rng(0), 3, 3)).max() <= 1)
     True
     """
+    n_in, n_out = expect.size("xavier: n_in", n_in), expect.size("xavier: n_out", n_out)
     limit = math.sqrt(6 / (n_in + n_out))
+    rng = expect.generator("xavier", rng)
     return rng.uniform(-limit, limit, (n_in, n_out)).astype(np.float32)
 
 
@@ -44,7 +46,8 @@ class Linear(Module):
     level = 2
 
     def __init__(self, n_in: int, n_out: int, *, bias: bool = True, rng: Seed = None):
-        self.weight = Parameter(xavier(np.random.default_rng(rng), n_in, n_out))
+        n_in, n_out = expect.size("Linear: n_in", n_in), expect.size("Linear: n_out", n_out)
+        self.weight = Parameter(xavier(expect.generator("Linear", rng), n_in, n_out))
         self.bias = Parameter(np.zeros(n_out, np.float32)) if bias else None
 
     def forward(self, x: Any) -> Tensor:
@@ -64,7 +67,9 @@ class Embedding(Module):
     level = 2
 
     def __init__(self, count: int, d_model: int, *, rng: Seed = None):
-        table = np.random.default_rng(rng).standard_normal((count, d_model), dtype=np.float32)
+        shape = expect.size("Embedding: count", count), expect.size("Embedding: d_model", d_model)
+        rng = expect.generator("Embedding", rng)
+        table = rng.standard_normal(shape, dtype=np.float32)
         self.weight = Parameter(table)
 
     def forward(self, index: Any) -> Tensor:
@@ -87,7 +92,8 @@ class LayerNorm(Module):
     role = "norm"
 
     def __init__(self, d_model: int, *, eps: float = 1e-5, affine: bool = True):
-        self.eps = eps
+        d_model = expect.size("LayerNorm: d_model", d_model)
+        self.eps = expect.number("LayerNorm: eps", eps, 0)
         self.gamma = Parameter(np.ones(d_model, np.float32)) if affine else None
         self.beta = Parameter(np.zeros(d_model, np.float32)) if affine else None
 
@@ -106,7 +112,8 @@ class RMSNorm(Module):
     role = "norm"
 
     def __init__(self, d_model: int, *, eps: float = 1e-5, affine: bool = True):
-        self.eps = eps
+        d_model = expect.size("RMSNorm: d_model", d_model)
+        self.eps = expect.number("RMSNorm: eps", eps, 0)
         self.gamma = Parameter(np.ones(d_model, np.float32)) if affine else None
 
     def forward(self, x: Any) -> Tensor:
@@ -123,10 +130,8 @@ class Dropout(Module):
     level = 2
 
     def __init__(self, p: float, *, rng: Seed = None):
-        if not 0 <= p <= 1:
-            raise ValueError(f"Dropout: p must be from 0 to 1, got {p}")
-        self.p = p
-        self.rng = np.random.default_rng(rng)
+        self.p = expect.number("Dropout: p", p, 0, 1)
+        self.rng = expect.generator("Dropout", rng)
 
     def forward(self, x: Any) -> Tensor:
         return fused.dropout(x, self.p, self.rng, training=self.training)
@@ -151,12 +156,13 @@ class MultiHeadAttention(Module):
     def __init__(
         self, d_model: int, heads: int, *, causal: bool = False, bias: bool = True, rng: Seed = None
     ):
-        if heads < 1 or d_model % heads:
+        d_model = expect.size("MultiHeadAttention: d_model", d_model)
+        if d_model % expect.size("MultiHeadAttention: heads", heads):
             raise ValueError(
                 f"MultiHeadAttention: d_model={d_model} can't be split among heads={heads}: "
                 "choose a number of heads that divides it"
             )
-        rng = np.random.default_rng(rng)
+        rng = expect.generator("MultiHeadAttention", rng)
         self.heads = heads
         self.causal = causal
         self.qkv = Linear(d_model, 3 * d_model, bias=bias, rng=rng)
@@ -195,11 +201,9 @@ class FeedForward(Module):
     role = "feed-forward"
 
     def __init__(self, d_model: int, d_ff: int, *, activation: str = "relu", rng: Seed = None):
-        if activation not in ACTIVATIONS:
-            raise ValueError(
-                f"FeedForward: activation must be one of {sorted(ACTIVATIONS)}, got {activation!r}"
-            )
-        rng = np.random.default_rng(rng)
+        expect.one_of("FeedForward: activation", activation, ACTIVATIONS)
+        expect.size("FeedForward: d_ff", d_ff)
+        rng = expect.generator("FeedForward", rng)
         self.up = Linear(d_model, d_ff, rng=rng)
         self.activation = activation
         self.down = Linear(d_ff, d_model, rng=rng)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-import numpy as np
 import numpy.typing as npt
 
+from tinyres import expect
 from tinyres.arrays import Array, as_array, note_write
 from tinyres.context import SCOPE, Scope
 from tinyres.tensor import Tensor
@@ -123,8 +123,7 @@ class Module:
 
     def astype(self, dtype: npt.DTypeLike) -> Module:
         """Compute in another float dtype: float64 to check gradients, float32 to train."""
-        if np.dtype(dtype).kind != "f":
-            raise TypeError(f"astype: expected a float dtype, got {np.dtype(dtype)}")
+        dtype = expect.dtype("astype", dtype, "f")
         for p in self.parameters():
             p._data, p._node = p._data.astype(dtype), None
             p.requires_grad = True
@@ -141,6 +140,7 @@ class Module:
 
         Raises KeyError for missing or surplus names and ValueError for a wrong shape.
         """
+        expect.instance("load_state_dict: state", state, Mapping, "a dict of arrays by name")
         own = dict(self.named_parameters())
         missing, surplus = own.keys() - state.keys(), state.keys() - own.keys()
         if missing or surplus:
@@ -195,7 +195,7 @@ class Sequential(Module):
     level = -1
 
     def __init__(self, *layers: Any):
-        self.layers = list(layers)
+        self.layers = [expect.function("Sequential: a layer", layer) for layer in layers]
 
     def forward(self, x: Any) -> Any:
         for layer in self.layers:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tinyres import fused
+from tinyres import composed, expect, fused
 from tinyres.arrays import Array
 from tinyres.context import no_grad, scope
 from tinyres.nn.layers import (
@@ -55,16 +55,19 @@ class TransformerBlock(Module):
         first: int = 1,
         total: int = 2,
     ):
-        rng = np.random.default_rng(rng)
+        rng = expect.generator("TransformerBlock", rng)
+        d_model = expect.size("TransformerBlock: d_model", d_model)
+        d_ff = 4 * d_model if d_ff is None else d_ff
+        dropout = expect.number("TransformerBlock: dropout", dropout, 0, 1)
         rule = placement_class(placement)
-        make_norm = functools.partial(_chosen("norm", norm, NORMS), d_model, eps=eps)
+        make_norm = functools.partial(expect.one_of("norm", norm, NORMS), d_model, eps=eps)
 
         def placed(branch: Module, index: int) -> Residual:
             branch = Sequential(branch, Dropout(dropout, rng=rng)) if dropout else branch
             return rule(branch, make_norm, index=index, total=total)
 
         attention = MultiHeadAttention(d_model, heads, causal=causal, rng=rng)
-        feed_forward = FeedForward(d_model, d_ff or 4 * d_model, activation=activation, rng=rng)
+        feed_forward = FeedForward(d_model, d_ff, activation=activation, rng=rng)
         self.attention = placed(attention, first)
         self.feed_forward = placed(feed_forward, first + 1)
 
@@ -95,9 +98,8 @@ class TransformerStack(Module):
         rng: Seed = None,
         **options: Any,
     ):
-        if blocks < 1:
-            raise ValueError(f"TransformerStack: blocks must be at least 1, got {blocks}")
-        rng = np.random.default_rng(rng)
+        blocks = expect.size("TransformerStack: blocks", blocks)
+        rng = expect.generator("TransformerStack", rng)
         options = dict(options, placement=placement, rng=rng, total=2 * blocks)
         self.blocks = [
             TransformerBlock(d_model, heads, d_ff, first=2 * i + 1, **options)
@@ -130,7 +132,7 @@ class TiedHead(Module):
     level = 2
 
     def __init__(self, table: Parameter):
-        self.weight = table
+        self.weight = expect.instance("TiedHead: table", table, Parameter, "a Parameter")
 
     def forward(self, x: Any) -> Tensor:
         return fused.linear(x, self.weight.T)
@@ -162,9 +164,9 @@ class TransformerLM(Module):
         rng: Seed = None,
         **options: Any,
     ):
-        rng = np.random.default_rng(rng)
+        rng = expect.generator("TransformerLM", rng)
         options.setdefault("causal", True)
-        self.context = context
+        self.context = expect.size("TransformerLM: context", context)
         self.token = Embedding(vocab, d_model, rng=rng)
         self.position = Embedding(context, d_model, rng=rng)
         self.stack = TransformerStack(d_model, heads, blocks, d_ff, rng=rng, **options)
@@ -176,7 +178,7 @@ class TransformerLM(Module):
     @scope("embed", level=2)
     def embed(self, tokens: Any) -> Tensor:
         """The first value of the residual stream: what the token is, plus where it stands."""
-        tokens = np.asarray(tokens)
+        tokens = composed.integers("TransformerLM: tokens", tokens)
         if tokens.ndim != 2 or tokens.shape[1] > self.context:
             raise ValueError(
                 f"TransformerLM: tokens must be (batch, at most {self.context}), got {tokens.shape}"
@@ -201,12 +203,11 @@ class TransformerLM(Module):
 
         `temperature=0` takes the likeliest token; `top_k` samples among the k likeliest.
         """
-        if not temperature >= 0 or (top_k is not None and top_k < 1):
-            raise ValueError(
-                f"generate: temperature must be >= 0 and top_k >= 1, got {temperature}, {top_k}"
-            )
-        rng = np.random.default_rng(rng)
-        tokens = [int(t) for t in np.asarray(prompt).reshape(-1)]
+        count = expect.size("generate: count", count, least=0)
+        temperature = expect.number("generate: temperature", temperature, 0)
+        top_k = None if top_k is None else expect.size("generate: top_k", top_k)
+        rng = expect.generator("generate", rng)
+        tokens = composed.integers("generate: prompt", prompt).reshape(-1).tolist()
         if not tokens:
             raise ValueError("generate: the prompt is empty: give it at least one token")
         was_training = self.training
@@ -221,6 +222,11 @@ class TransformerLM(Module):
 
 
 def _sample(logits: Array, temperature: float, top_k: int | None, rng: np.random.Generator) -> int:
+    if not np.isfinite(logits).all():
+        raise FloatingPointError(
+            "generate: the model gives logits that are not finite, so no token is likelier than "
+            "another: tr.detect_anomaly() finds the op they come from"
+        )
     if temperature == 0:
         return int(logits.argmax())
     if top_k is not None and top_k < logits.size:
@@ -233,10 +239,5 @@ def placement_class(placement: str | type[Residual]) -> type[Residual]:
     """The class that a placement's name stands for; a class stands for itself."""
     if isinstance(placement, type) and issubclass(placement, Residual):
         return placement
-    return _chosen("placement", placement, PLACEMENTS)
-
-
-def _chosen(what: str, name: Any, table: dict[str, Any]) -> Any:
-    if name not in table:
-        raise ValueError(f"{what} must be one of {sorted(table)}, got {name!r}")
-    return table[name]
+    rule: type[Residual] = expect.one_of("placement", placement, PLACEMENTS)
+    return rule
