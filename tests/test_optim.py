@@ -174,14 +174,14 @@ def test_a_few_steps_find_the_minimum():
 
 REFUSED = {
     "no parameters": (lambda: optim.SGD([], lr=0.1), ValueError, "no parameters"),
-    "an array": (lambda: optim.SGD([np.ones(2)], lr=0.1), TypeError, "expected tensors"),
+    "an array": (lambda: optim.SGD([np.ones(2)], lr=0.1), TypeError, "must be a tensor"),
     "no leaf": (lambda: optim.SGD([Parameter([1.0]) * 2], lr=0.1), ValueError, "not a leaf"),
     "a constant": (lambda: optim.SGD([tr.Tensor([1.0])], lr=0.1), ValueError, "requires grad"),
     "a tensor alone": (
         lambda: optim.SGD(Parameter([1.0, 2.0]), lr=0.1), ValueError, "not a leaf",
     ),
     "betas": (lambda: optim.Adam([Parameter([1.0])], betas=(0.9, 1.0)), ValueError, "betas"),
-    "rate": (lambda: optim.Adam([Parameter([1.0])], lr=-1), ValueError, "lr: .*got -1"),
+    "rate": (lambda: optim.Adam([Parameter([1.0])], lr=-1), ValueError, "lr must be .*got -1"),
     "norm": (lambda: optim.clip_grad_norm([], -1.0), ValueError, "max_norm .*got -1"),
     "no norm": (lambda: optim.clip_grad_norm([], np.nan), ValueError, "max_norm .*got nan"),
 }  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tinyres import expect
 from tinyres.arrays import Array, as_array
 from tinyres.context import Scope, no_grad, switched
 from tinyres.tensor import Tensor
@@ -31,13 +32,21 @@ def gradcheck(
     >>> gradcheck(lambda a, b: a @ b, [np.ones((2, 3)), np.ones((3, 2))])
     True
     """
-    arrays = [as_array(x, what="gradcheck") for x in inputs]
+    expect.function("gradcheck: fn", fn)
+    expect.instance("gradcheck: inputs", inputs, (list, tuple), "a list of arrays")
+    if expect.number("gradcheck: eps", eps, 0) == 0:
+        raise ValueError("gradcheck: eps must be above 0, got 0")
+    atol, rtol = (
+        expect.number("gradcheck: atol", atol, 0),
+        expect.number("gradcheck: rtol", rtol, 0),
+    )
+    arrays = [as_array(x, what="gradcheck: inputs") for x in inputs]
     tensors = [
         Tensor(a, dtype=np.float64, requires_grad=True) if a.dtype.kind == "f" else Tensor(a)
         for a in arrays
     ]
-    y = fn(*tensors)
-    weights = np.random.default_rng(seed).standard_normal(y.shape)
+    y = expect.instance("gradcheck: what fn returns", fn(*tensors), Tensor, "a tensor")
+    weights = expect.generator("gradcheck", seed).standard_normal(y.shape)
     y.backward(weights)
 
     @no_grad()

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tinyres import expect
+
 
 class Mode(NamedTuple):
     """How ops run."""
@@ -85,7 +87,10 @@ def scope(name: str, *, level: int | None = None) -> Iterator[None]:
     >>> with tr.scope("my part"):
     ...     y = tr.Tensor([1.0], requires_grad=True).exp()
     """
-    token = SCOPE.set(Scope(name, level))
+    expect.instance("scope: name", name, str, "a string")
+    token = SCOPE.set(
+        Scope(name, None if level is None else expect.size("scope: level", level, -1))
+    )
     try:
         yield
     finally:

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tinyres.arrays import Array, note_write
+from tinyres import expect
+from tinyres.arrays import Array, as_array, note_write
 from tinyres.tensor import Tensor
 
 CHUNK = 1 << 14  # elements at a time, so that all the arrays of an update stay in the cache
@@ -67,10 +68,8 @@ class Optimizer:
     slots = 0  # arrays of state beside each parameter
 
     def __init__(self, params: Iterable[Tensor], lr: float):
-        unique = {id(p): p for p in params}
+        unique = {id(p): p for p in _tensors(type(self).__name__, params)}
         for p in unique.values():
-            if not isinstance(p, Tensor):
-                raise TypeError(f"{type(self).__name__}: expected tensors, got {type(p).__name__}")
             if not (p.is_leaf and p.requires_grad):
                 raise ValueError(
                     f"{type(self).__name__}: a tensor of shape {p.shape} is not a leaf that "
@@ -92,10 +91,7 @@ class Optimizer:
 
     @lr.setter
     def lr(self, value: Any) -> None:
-        lr = float(value)  # a NumPy scalar would widen float32 parameters
-        if not (math.isfinite(lr) and lr >= 0):
-            raise ValueError(f"lr: expected a finite number >= 0, got {value}")
-        self._lr = lr
+        self._lr = expect.number("lr", value, 0)  # a NumPy scalar would widen float32 parameters
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -125,17 +121,26 @@ class Optimizer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` gave; checked first, so that a refusal changes nothing."""
+        if not isinstance(state, dict) or state.keys() != self.state_dict().keys():
+            raise ValueError(
+                "load_state_dict: state must be a dict with lr, steps and slots, as state_dict() "
+                f"gives it, got {expect.shown(state)}"
+            )
+        slots = [[as_array(a, what="load_state_dict") for a in group] for group in state["slots"]]
+        steps = [
+            [expect.size("load_state_dict: steps", s, least=0) for s in group]
+            for group in state["steps"]
+        ]
         shapes = [[slot.shape for slot in flat.slots] for flat in self._flats]
-        given = [[np.shape(slot) for slot in slots] for slots in state["slots"]]
-        counts = [len(flat.steps) for flat in self._flats]
-        if shapes != given or counts != [len(steps) for steps in state["steps"]]:
+        given = [[slot.shape for slot in group] for group in slots]
+        if shapes != given or list(map(len, steps)) != [len(f.steps) for f in self._flats]:
             raise ValueError(
                 f"load_state_dict: expected state of shapes {shapes}, the given one has {given}"
             )
         self.lr = state["lr"]
-        for flat, steps, slots in zip(self._flats, state["steps"], state["slots"]):
-            flat.steps = [int(s) for s in steps]
-            for own, other in zip(flat.slots, slots):
+        for flat, taken, group in zip(self._flats, steps, slots):
+            flat.steps = taken
+            for own, other in zip(flat.slots, group):
                 own[...] = other
 
 
@@ -158,8 +163,8 @@ class SGD(Optimizer):
         weight_decay: float = 0.0,
     ):
         super().__init__(params, lr)
-        self.momentum = float(momentum)
-        self.weight_decay = float(weight_decay)
+        self.momentum = expect.number("SGD: momentum", momentum, 0)
+        self.weight_decay = expect.number("SGD: weight_decay", weight_decay, 0)
 
     def update(self, p: Array, g: Array, step: int, *state: Array) -> None:
         (buffer,) = state
@@ -194,11 +199,14 @@ class Adam(Optimizer):
         weight_decay: float = 0.0,
     ):
         super().__init__(params, lr)
-        self.betas = float(betas[0]), float(betas[1])
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"{type(self).__name__}: betas must be from 0 to below 1, got {betas}")
-        self.eps = float(eps)
-        self.weight_decay = float(weight_decay)
+        name = type(self).__name__
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise TypeError(f"{name}: betas must be two numbers, got {expect.shown(betas)}")
+        self.betas = expect.number("beta1", betas[0], 0, 1), expect.number("beta2", betas[1], 0, 1)
+        if 1 in self.betas:
+            raise ValueError(f"{name}: betas must be from 0 to below 1, got {betas}")
+        self.eps = expect.number(f"{name}: eps", eps, 0)
+        self.weight_decay = expect.number(f"{name}: weight_decay", weight_decay, 0)
 
     def update(self, p: Array, g: Array, step: int, *state: Array) -> None:
         m, v = state
@@ -249,9 +257,8 @@ def clip_grad_norm(params: Iterable[Tensor], max_norm: float) -> float:
     >>> (p * p).sum().backward(); clip_grad_norm([p], 1.0), p.grad.round(4)
     (10.0, array([0.6, 0.8], dtype=float32))
     """
-    if not max_norm >= 0:
-        raise ValueError(f"clip_grad_norm: max_norm must be >= 0, got {max_norm}")
-    params = [params] if isinstance(params, Tensor) else params
+    max_norm = expect.number("clip_grad_norm: max_norm", max_norm, 0)
+    params = [params] if isinstance(params, Tensor) else _tensors("clip_grad_norm", params)
     grads = [p.grad for p in params if p.grad is not None]
     # In float64, since the square of a float32 above 2e19 is infinite.
     total = math.sqrt(math.fsum(float(np.square(g, dtype=np.float64).sum()) for g in grads))
@@ -260,14 +267,24 @@ def clip_grad_norm(params: Iterable[Tensor], max_norm: float) -> float:
             f"clip_grad_norm: the gradients have norm {total}: no factor makes them finite; "
             "tr.detect_anomaly() finds the op they come from"
         )
-    factor = float(max_norm) / (total + 1e-6)
+    factor = max_norm / (total + 1e-6)
     if factor < 1:
         for g in grads:
             g *= factor
     return total
 
 
+def _tensors(what: str, params: Any) -> list[Tensor]:
+    if not isinstance(params, Iterable):
+        raise TypeError(f"{what}: params must be a list of tensors, got {expect.shown(params)}")
+    return [expect.instance(f"{what}: each of params", p, Tensor, "a tensor") for p in params]
+
+
 Schedule = Callable[[int], float]
+
+
+def _checked(what: str, lr: Any, warmup: Any) -> tuple[float, int]:
+    return expect.number(f"{what}: lr", lr, 0), expect.size(f"{what}: warmup", warmup, least=0)
 
 
 def warmup_constant(lr: float, warmup: int) -> Schedule:
@@ -276,6 +293,7 @@ def warmup_constant(lr: float, warmup: int) -> Schedule:
     >>> [warmup_constant(1.0, 4)(step) for step in (0, 3, 9)]
     [0.25, 1.0, 1.0]
     """
+    lr, warmup = _checked("warmup_constant", lr, warmup)
     return lambda step: lr * min(1.0, (step + 1) / max(warmup, 1))
 
 
@@ -285,6 +303,9 @@ def warmup_cosine(lr: float, warmup: int, total: int, *, floor: float = 0.0) -> 
     >>> [round(warmup_cosine(1.0, 2, 10)(step), 3) for step in (0, 1, 6, 10)]
     [0.5, 1.0, 0.5, 0.0]
     """
+    lr, warmup = _checked("warmup_cosine", lr, warmup)
+    total = expect.size("warmup_cosine: total", total, least=0)
+    floor = expect.number("warmup_cosine: floor", floor, 0)
 
     def schedule(step: int) -> float:
         if step < warmup:
@@ -303,5 +324,6 @@ def inverse_sqrt(lr: float, warmup: int) -> Schedule:
     >>> [inverse_sqrt(1.0, 4)(step) for step in (0, 3, 15)]
     [0.25, 1.0, 0.5]
     """
+    lr, warmup = _checked("inverse_sqrt", lr, warmup)
     start = max(warmup, 1)
     return lambda step: lr * min((step + 1) / start, math.sqrt(start / (step + 1)))

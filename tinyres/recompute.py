@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tinyres import expect
 from tinyres.arrays import Array
 from tinyres.context import DRAWN, MODE, no_grad
 from tinyres.tensor import Node, Tensor, walk_back
@@ -23,6 +24,7 @@ def checkpoint(fn: Callable[..., Tensor], *inputs: Any) -> Tensor:
     >>> checkpoint(lambda x: (x * x).sum(), x).backward(); x.grad
     array([2., 4.], dtype=float32)
     """
+    expect.function("checkpoint: fn", fn)
     tensors = [x if isinstance(x, Tensor) else Tensor(x) for x in inputs]
     out, drawn = _run_and_forget(fn, tensors)
     if not MODE.get().recording:
@@ -60,7 +62,8 @@ def _run_and_forget(fn: Callable[..., Tensor], tensors: list[Tensor]) -> tuple[T
     token = DRAWN.set(drawn)
     try:
         with no_grad():
-            out = fn(*tensors).detach()
+            out = fn(*tensors)
+            out = expect.instance("checkpoint: what fn returns", out, Tensor, "a tensor").detach()
     finally:
         DRAWN.reset(token)
     if around is not None:  # this checkpoint stands inside another one

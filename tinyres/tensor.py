@@ -126,7 +126,7 @@ def op(function: Any = None, *, spelled_out: Callable[..., Tensor] | None = None
     """
     if function is None:
         return functools.partial(op, spelled_out=spelled_out)
-    name = function.__name__.rstrip("_")
+    name = expect.function("op: function", function).__name__.rstrip("_")
     signature = inspect.signature(function).parameters.values()
     arrays = [p.name for p in signature if p.kind is p.POSITIONAL_OR_KEYWORD]
     attributes = [p.name for p in signature if p.kind is p.KEYWORD_ONLY]
