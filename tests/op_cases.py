@@ -99,7 +99,7 @@ CASES: dict[str, list[Case]] = {
         Case(((0, 4), (4,)), before=(np.zeros((0, 1), bool),)),
         Case(((), ()), before=(True,)),
     ],
-    **{name: _rows(UNARY) for name in ("exp", "tanh", "sigmoid", "relu", "gelu")},
+    **{name: _rows(UNARY) for name in ("exp", "tanh", "sigmoid", "relu", "gelu", "normal_cdf")},
     **{name: _rows(UNARY, 0.3) for name in ("log", "sqrt")},
     "shift": [Case(s, {"by": 1.5}) for s in UNARY],
     "scale": [Case(s, {"by": -0.5}) for s in UNARY],

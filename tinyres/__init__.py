@@ -11,6 +11,7 @@ from tinyres.fused import (
     attention, cross_entropy, dropout, embedding, gelu, layer_norm, linear, log_softmax, mse,
     residual, rms_norm, self_attention, softmax,
 )  # fmt: skip
+from tinyres.normal import gelu_exact, normal_cdf
 from tinyres import composed
 from tinyres import nn, optim
 from tinyres.checks import detect_anomaly, gradcheck

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tinyres import expect, fused, ops
+from tinyres import expect, fused, normal, ops
 from tinyres.arrays import Array
 from tinyres.context import no_grad
 from tinyres.nn.module import Module, Parameter
@@ -18,6 +18,7 @@ Seed: TypeAlias = "np.random.Generator | int | None"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": ops.relu,
     "gelu": fused.gelu,
+    "gelu_exact": normal.gelu_exact,
     "tanh": ops.tanh,
 }
 
