@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import tempfile
-import zipfile
+import secrets
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tinyres import expect
 from tinyres.arrays import Array
 from tinyres.tensor import Tensor
 
@@ -21,55 +22,77 @@ PLAIN = (bool, int, float, str, type(None))
 def save(path: str | os.PathLike[str], /, **state: Any) -> Path:
     """Write nested dicts, lists and tuples of arrays, numbers, strings and random generators.
 
-    The file is written aside, flushed and then renamed: if that is interrupted, what stood at
-    `path` before is whole. Anything else than the above is a TypeError that names it.
+    The file is written aside, flushed and then renamed: if that is interrupted, or the disk is
+    full, what stood at `path` before is whole. Anything else than the above is a TypeError that
+    names it.
 
     >>> import pathlib, tempfile
     >>> where = pathlib.Path(tempfile.mkdtemp(), "run.npz")
     >>> save(where, step=3, model={"w": np.ones(2)}).name, load(where)["step"]
     ('run.npz', 3)
     """
-    path = Path(path)
-    arrays: dict[str, Array] = {}
+    path = _as_path("save", path)
+    arrays: dict[str, Any] = {}
     tree = {"format": FORMAT, "state": _packed(state, "state", arrays)}
     arrays["tree"] = np.array(json.dumps(tree))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
+    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(aside, "xb") as file:
+                np.savez(file, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                aside.unlink()
+            raise
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"save: could not write {path}, which is as it was: {error.strerror or error}",
+        ) from error
     return path
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What `save` wrote. Nothing in the file is executed.
 
-    A file that is no such state, is cut off or comes from a newer version is a ValueError that
-    says so.
+    A file that is no such state, is cut off, was changed or comes from a newer version is a
+    ValueError that says so; a file that can't be opened is the system's OSError.
     """
-    try:
-        # NumPy leaves a file open that it opened and could not read, so it is opened here.
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        tree = json.loads(str(arrays["tree"]))
-        if tree["format"] != FORMAT:
-            raise ValueError(f"its format is {tree['format']!r}, this version reads {FORMAT!r}")
-        return _unpacked(tree["state"], arrays)
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"load: {path} is not a whole tinyres state: {error}") from error
+    path = _as_path("load", path)
+    # NumPy leaves a file open that it opened and could not read, so it is opened here.
+    with open(path, "rb") as file:
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                if not isinstance(archive, np.lib.npyio.NpzFile) or "tree" not in archive.files:
+                    raise ValueError("it was not written by tr.save")
+                tree = json.loads(str(archive["tree"]))
+                if tree["format"] != FORMAT:
+                    raise ValueError(
+                        f"its format is {tree['format']!r}, this version reads {FORMAT!r}"
+                    )
+                arrays = {name: archive[name] for name in archive.files}
+            state = _unpacked(tree["state"], arrays)
+            if not isinstance(state, dict):
+                raise ValueError(f"it holds a {type(state).__name__} where a dict must be")
+            return state
+        # Bytes that somebody else wrote can make any part of the reading fail, in any way.
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+            raise ValueError(f"load: {path} is not a whole tinyres state: {reason}") from error
+
+
+def _as_path(what: str, path: Any) -> Path:
+    # Not a file descriptor, which open() would take as well.
+    return Path(expect.instance(f"{what}: path", path, (str, os.PathLike), "a string or a Path"))
 
 
 def _packed(value: Any, where: str, arrays: dict[str, Array]) -> Any:
     """`value` as JSON, with its arrays moved to `arrays`; each part says what kind it is."""
-    if isinstance(value, PLAIN):
+    if isinstance(value, PLAIN) and not isinstance(value, np.generic):  # np.float64 is a float
         return {"plain": value}
     if isinstance(value, Tensor | np.ndarray | np.generic):
         array = value.data if isinstance(value, Tensor) else np.asarray(value)
@@ -100,6 +123,8 @@ def _unpacked(part: Any, arrays: dict[str, Array]) -> Any:
     if kind == "plain":
         return value
     if kind in ("array", "scalar"):
+        if value not in arrays:
+            raise ValueError(f"its array {value} is missing")
         return arrays[value] if kind == "array" else arrays[value][()]
     if kind == "dict":
         return {k: _unpacked(v, arrays) for k, v in value.items()}
