@@ -8,6 +8,9 @@ import weakref
 import numpy as np
 import pytest
 from conftest import gradients, no_garbage_collector
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 from op_cases import CASES, OPS, all_cases, case_id
 
 import tinyres as tr
@@ -125,3 +128,54 @@ def test_no_reference_cycle(name, case):
         assert out.requires_grad
         del inputs, out
         assert [r() for r in held] == [None] * len(held)
+
+
+# ---------------------------------------------------------------- any shape, any index
+
+
+def assert_adjoint(fn, shape):
+    """A linear f and its pullback f* satisfy <g, f(v)> = <f*(g), v> for all g and v."""
+    rng = np.random.default_rng(0)
+    x = tr.Tensor(rng.normal(size=shape), requires_grad=True)
+    y = fn(x)
+    g, v = rng.normal(size=y.shape), rng.normal(size=shape)
+    y.backward(g)
+    np.testing.assert_allclose((g * fn(tr.Tensor(v)).data).sum(), (x.grad * v).sum(), atol=1e-10)
+
+
+few_examples = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+shapes = arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
+
+
+@few_examples
+@given(st.data(), arrays.mutually_broadcastable_shapes(num_shapes=2, min_side=0, max_side=3))
+def test_any_broadcast(data, both):
+    name = data.draw(st.sampled_from(["add", "mul", "sub", "where"]))
+    shape, other = both.input_shapes
+    b = np.random.default_rng(1).normal(size=other)
+    if name == "where":
+        assert_adjoint(lambda x: tr.where(b > 0, x, 0.0), shape)
+    else:
+        assert_adjoint(lambda x: OPS[name](x, b if name == "mul" else 0 * b), shape)
+
+
+@few_examples
+@given(st.data(), shapes)
+def test_any_index(data, shape):
+    kinds = [arrays.basic_indices(shape, allow_newaxis=True)]
+    if shape and 0 not in shape:
+        kinds.append(arrays.integer_array_indices(shape))
+        kinds.append(arrays.arrays(bool, shape))
+    index = data.draw(st.one_of(kinds))
+    assert_adjoint(lambda x: x[index], shape)
+
+
+@few_examples
+@given(st.data(), shapes)
+def test_any_axes(data, shape):
+    axis = data.draw(st.none() | arrays.valid_tuple_axes(len(shape)))
+    keepdims = data.draw(st.booleans())
+    assert_adjoint(lambda x: x.sum(axis, keepdims), shape)
+    order = data.draw(st.permutations(range(len(shape))))
+    assert_adjoint(lambda x: x.transpose(tuple(order)), shape)
+    assert_adjoint(lambda x: x.reshape(-1), shape)
