@@ -43,6 +43,11 @@ KINKS = {  # equal ones share, as in torch.amax; else what PyTorch gives
     "max of a row": (lambda x: x.reshape(1, 3).max(1), [5.0, 5.0, 5.0], [1 / 3] * 3),
     "min shares among equals": (lambda x: x.min(), [1.0, 1.0, 2.0], [0.5, 0.5, 0]),
     "maximum halves": (lambda x: tr.maximum(x, 1.0), [0.0, 1.0, 2.0], [0, 0.5, 1]),
+    "maximum beside integers": (
+        lambda x: tr.maximum(tr.Tensor(np.arange(3)), x),
+        [1.0, 1.0, 1.0],
+        [1, 0.5, 0],
+    ),
     "relu at 0": (lambda x: x.relu(), [-1.0, 0.0, -0.0, 1.0], [0, 0, 0, 1]),
     "sqrt at 0": (lambda x: x.sqrt(), [0.0, 4.0], [np.inf, 0.25]),
     "root as a power at 0": (lambda x: x**0.5, [0.0, 4.0], [np.inf, 0.25]),

@@ -59,7 +59,7 @@ def power(a, b):
 @op
 def maximum(a, b):
     """The larger of a and b, elementwise; equal ones share the gradient."""
-    share_a = (a > b) + (a == b) * a.dtype.type(0.5)
+    share_a = (a > b) + (a == b) * np.result_type(a, b).type(0.5)
     return np.maximum(a, b), lambda g: (g * share_a, g * (1 - share_a))
 
 
