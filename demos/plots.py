@@ -85,10 +85,14 @@ def lines(
     words: str,
     x_label: str = "",
     log: bool = False,
+    log_x: bool = False,
     levels: Sequence[tuple[str, float]] = (),
     y_range: tuple[float, float] | None = None,
 ) -> Picture:
-    """Draw curves into out/name.svg and out/name.png; `levels` are horizontal lines with a name."""
+    """Draw curves into out/name.svg and out/name.png; `levels` are horizontal lines with a name.
+
+    With `log_x` the ticks of the x axis stand at the values of the first curve.
+    """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.0, 3.2))
         canvas = FigureCanvasAgg(figure)
@@ -105,17 +109,27 @@ def lines(
             end = _draw(ax, curve)
             if curve.label:
                 ends.append((curve.label, end, curve.colour))
-        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        if log_x and curves[0].x is not None:
+            ax.set_xscale("log")
+            ax.xaxis.set_minor_locator(NullLocator())
+            ax.set_xticks(ticks := np.asarray(curves[0].x), [f"{tick:g}" for tick in ticks])
+        else:
+            ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         if y_range is not None:
             ax.set_ylim(y_range)
         if log:
             _log_axis(ax)
         canvas.draw()
         _name_ends(ax, ends)
-        out.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out / f"{name}.png", dpi=200)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        return saved(figure, out, name, title=title, words=words)
+
+
+def saved(figure: Figure, out: Path, name: str, *, title: str, words: str) -> Picture:
+    """Write a figure drawn in STYLE to out/name.png and, fit for a page, to out/name.svg."""
+    out.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out / f"{name}.png", dpi=200)
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = _for_the_page(buffer.getvalue(), name, title, words)
     (out / f"{name}.svg").write_text(svg, encoding="utf-8")
     return Picture(name, svg, words)
@@ -144,26 +158,28 @@ def _draw(ax: Axes, curve: Line) -> float:
 
 
 def _log_axis(ax: Axes) -> None:
-    """Powers of ten on the y axis, seven at most."""
+    """Powers of ten on the y axis, seven at most; 1, 2 and 5 times them where they are few."""
     ax.set_yscale("log")
     low, high = np.log10(ax.get_ylim())
     step = max(1, int(np.ceil((high - low) / 7)))
-    exponents = range(int(np.ceil(low)), int(np.floor(high)) + 1)
-    ax.set_yticks([10.0**e for e in exponents if e % step == 0])
+    exponents = range(int(np.floor(low)), int(np.floor(high)) + 1)
+    factors = (1.0, 2.0, 5.0) if high - low < 2 else (1.0,)
+    ticks = [f * 10.0**e for e in exponents if e % step == 0 for f in factors]
+    ax.set_yticks([tick for tick in ticks if low <= np.log10(tick) <= high])
     ax.set_ylim(10**low, 10**high)
     ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
 
 
 def power_of_ten(value: float) -> str:
-    """A power of ten as it is written.
+    """A power of ten as it is written; any other number as it is.
 
-    >>> power_of_ten(0.001), power_of_ten(10)
-    ('10⁻³', '10')
+    >>> power_of_ten(0.001), power_of_ten(10), power_of_ten(0.2)
+    ('10⁻³', '10', '0.2')
     """
     exponent = round(float(np.log10(value)))
-    if exponent in (0, 1):
-        return str(10**exponent)
+    if exponent in (0, 1) or not np.isclose(value, 10.0**exponent):
+        return f"{value:g}"
     return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
