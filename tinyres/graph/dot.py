@@ -117,17 +117,15 @@ class _Writer:
 
     def _boxes(self) -> None:
         todo: dict[tuple[int, ...], list[tuple[str, dict[str, Any]]]] = {}
-        order: list[tuple[int, ...]] = []
         for i, box in enumerate(self.view.boxes):
             path = self.frames.path(i)
             entries = [(_n(i), self._box_attributes(i, box))]
             if i in self.layout.taps:
                 entries.append((_tap(i), self._point("skip", 0.12, "tap", group=self._group(i))))
             todo.setdefault(path, []).extend(entries)
-            order.append(path)
             if i in self.forks:
                 inner = self.frames.common([a.target for a in self.layout.taps[i]])
-                role = self.frames.role_of(inner[-1]) if inner else ""
+                role = self.frames.role_of(inner[-1]) if inner and inner[-1] >= 0 else ""
                 todo.setdefault(inner, []).append(
                     (self.forks[i], self._point(role or "arrow", 0.06, "fork"))
                 )
@@ -138,36 +136,25 @@ class _Writer:
                 todo.setdefault(self.frames.path(last), []).append(
                     (self.exits[i], self._point(role, 0.05, "fork", group=f"g{last}"))
                 )
-        loose = todo.pop((), [])
-        for name, attributes in loose:
-            if "group" in attributes:
-                self.dot.node(name, **attributes)
-        with self._side() as side:
-            self._frame(side, (), todo)
-            for name, attributes in loose:
-                if "group" not in attributes:
-                    side.node(name, **attributes)
-
-    def _side(self) -> Any:
-        """An unseen frame round all that is not on the spine keeps it on one side of it."""
-        roots = [s for s in range(len(self.layout.spines)) if not self.layout.is_nested(s)]
-        if len(roots) != 1:
-            return contextlib.nullcontext(self.dot)
-        attributes = {"style": "invis", "label": "", "margin": "0"}
-        return self.dot.subgraph(name="cluster_side", graph_attr=attributes)
+        for name, attributes in todo.pop((), []):
+            self.dot.node(name, **attributes)
+        self._frame(self.dot, (), todo)
 
     def _frame(self, dot: Any, path: tuple[int, ...], todo: dict[Any, Any]) -> None:
-        inner = sorted(
-            {p[: len(path) + 1] for p in todo if p[: len(path)] == path and len(p) > len(path)}
-        )
-        for child in inner:
-            with dot.subgraph(name=f"cluster_s{child[-1]}") as sub:
-                sub.attr(**self._frame_attributes(child[-1]))
+        depth = len(path)
+        inner = {p[: depth + 1] for p in todo if p[:depth] == path and len(p) > depth}
+        for child in sorted(inner, reverse=not path):
+            number = child[-1]
+            name = f"cluster_s{number}" if number >= 0 else f"cluster_side{-1 - number}"
+            with dot.subgraph(name=name) as frame:
+                frame.attr(**self._frame_attributes(number))
                 for name, attributes in todo.get(child, []):
-                    sub.node(name, **attributes)
-                self._frame(sub, child, todo)
+                    frame.node(name, **attributes)
+                self._frame(frame, child, todo)
 
     def _frame_attributes(self, number: int) -> dict[str, str]:
+        if number < 0:
+            return {"style": "invis", "label": "", "margin": "0"}
         scope = self.graph.scopes[number]
         role = self.frames.role_of(number)
         label = self.labels.frame(scope, role)
@@ -230,7 +217,7 @@ class _Writer:
         if kind == "fold":
             return {"style": "rounded,filled,dashed", "fillcolor": theme.fill("leaf"), "penwidth": "1.5",
                     "color": theme.stroke("skip" if on_spine else "box"), "class": "fold"}  # fmt: skip
-        if self.frames.is_norm(i) and (on_spine or kind == "module" or not self.frames.path(i)):
+        if self.frames.is_norm(i) and (on_spine or kind == "module" or self._unframed(i)):
             self._note_norm(box)
             look = {"fillcolor": theme.fill("norm"), "color": theme.stroke("norm"), "class": "norm"}
             return {**look, "penwidth": "2.5"} if self._cuts(i) else look
@@ -242,6 +229,10 @@ class _Writer:
     def _is_source(self, i: int) -> bool:
         """Whether the stream begins here."""
         return i in self.layout.spine_of and not self.layout.into[i]
+
+    def _unframed(self, i: int) -> bool:
+        """Whether a norm's op has no frame that says that it is one."""
+        return not any(s >= 0 and self.frames.role_of(s) == "norm" for s in self.frames.path(i))
 
     def _note_norm(self, box: Box) -> None:
         """For the legend: which norm it is, if all are of one kind."""
@@ -306,7 +297,7 @@ class _Writer:
     def _spine_look(self, arrow: Arrow) -> dict[str, str]:
         role = self._spine_role(arrow)
         stream = role in ("skip", "norm")
-        end = arrow.target in self.layout.additions or self.view.boxes[arrow.target].kind == "fold"
+        goes_on = arrow.skip or self.view.boxes[arrow.target].kind == "fold"
         cut = role == "norm" and self._cuts(arrow.target)
         found = {
             "class": role if stream else "flow", "weight": "100",
@@ -315,7 +306,7 @@ class _Writer:
             "tooltip": quoted(arrow_tooltip(self.graph, arrow)),
         }  # fmt: skip
         if stream:
-            found |= {"arrowsize": "0.45", "arrowhead": "none" if end or cut else "normal"}
+            found |= {"arrowsize": "0.45", "arrowhead": "none" if goes_on or cut else "normal"}
         return self._with_gradient(found, arrow.gradient, stream) | self._shape_label(arrow)
 
     def _spine_role(self, arrow: Arrow) -> str:
@@ -351,7 +342,8 @@ class _Writer:
     def _shape_label(self, arrow: Arrow) -> dict[str, str]:
         """The shape, where it is not the one that this part of the picture began with."""
         shape = self.graph.nodes[arrow.value].shape
-        if self.layout.on_spine(arrow) or shape == self.frames.shape_before(arrow):
+        ends = self.view.boxes[arrow.target].kind == "output"
+        if ends or self.layout.on_spine(arrow) or shape == self.frames.shape_before(arrow):
             return {}
         return {"label": f" {shape_text(shape)} "}
 

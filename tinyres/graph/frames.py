@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tinyres.graph.layout import Layout
-from tinyres.graph.levels import Arrow, View
+from tinyres.graph.levels import Arrow, View, common_start, sole_ops
 
 ROLES = ("attention", "feed-forward")
 
@@ -14,6 +14,7 @@ class Frames:
     def __init__(self, view: View, layout: Layout):
         self.view, self.graph, self.layout = view, view.graph, layout
         self.roles = self._placement_roles()
+        self.sole = sole_ops(self.graph)
         self.around = self._around()
         self.members: dict[int, set[int]] = {}
         for i, around in enumerate(self.around):
@@ -21,6 +22,7 @@ class Frames:
                 for scope in around:
                     self.members.setdefault(scope, set()).add(i)
         self.drawn = {scope for scope in self.members if self._is_drawn(scope)}
+        self.paths = self._paths()
 
     def _around(self) -> list[tuple[int, ...]]:
         """The scopes around each box; a placement is only round what comes before its last plus."""
@@ -61,7 +63,9 @@ class Frames:
         scope = self.graph.scopes[number]
         if scope.level < 0 and not scope.residual:
             return False
-        if all(self.view.boxes[box].kind == "parameter" for box in self.members[number]):
+        boxes = [self.view.boxes[box] for box in self.members[number]]
+        ops = [box for box in boxes if box.kind not in ("parameter", "input")]
+        if not ops or (len(ops) == 1 and ops[0].kind == "op" and ops[0].node in self.sole):
             return False
         for outer in self.graph.chain(scope.parent)[::-1]:
             if outer in self.members and (self._is_drawn(outer)):
@@ -70,24 +74,57 @@ class Frames:
         return True
 
     def path(self, box: int) -> tuple[int, ...]:
-        """The frames around a box, the outermost first; none for what lies on a spine."""
-        around = tuple(s for s in self.around[box] if s in self.drawn)
+        """The frames around a box, the outermost first; none for what lies on a main spine.
+
+        The first is no scope but a side, numbered from -1 down: an unseen frame round all that
+        hangs on one spine, which so stays on one side of it.
+        """
+        return self.paths[box]
+
+    def _paths(self) -> list[tuple[int, ...]]:
+        inner = [self._scopes(box) for box in range(len(self.view.boxes))]
+        sides = self._sides()
+        first: dict[int, int] = {}  # of each outermost frame, the box that stands for it
+        for box, scopes in enumerate(inner):
+            if scopes and box in sides:
+                first.setdefault(scopes[0], box)
+        paths: list[tuple[int, ...]] = []
+        for box, scopes in enumerate(inner):
+            side = sides.get(first.get(scopes[0], box) if scopes else box)
+            paths.append(scopes if side is None else (side, *scopes))
+        return paths
+
+    def _scopes(self, box: int) -> tuple[int, ...]:
         spine = self.layout.spine_of.get(box)
         if spine is None:
-            return around
+            return tuple(s for s in self.around[box] if s in self.drawn)
         if not self.layout.is_nested(spine):
             return ()
-        return self.common(self.layout.spines[spine])
+        chains = [[s for s in self.around[b] if s in self.drawn] for b in self.layout.spines[spine]]
+        return common_start(chains)
+
+    def _sides(self) -> dict[int, int]:
+        """For each box off the main spines, the one that it hangs on (or that it feeds)."""
+        layout = self.layout
+        main = {b: s for b, s in layout.spine_of.items() if not layout.is_nested(s)}
+        bits = sum(1 << b for b in main)
+        sides: dict[int, int] = {}
+        feeds: dict[int, int] = {}
+        for arrow in self.view.arrows:
+            feeds.setdefault(arrow.source, arrow.target)
+        for box in reversed(range(len(self.view.boxes))):
+            behind = layout.ancestors[box] & bits
+            if box not in main:
+                nearest = behind.bit_length() - 1 if behind else feeds.get(box, -1)
+                if nearest in main:
+                    sides[box] = -1 - main[nearest]
+                elif nearest in sides:
+                    sides[box] = sides[nearest]
+        return sides
 
     def common(self, boxes: list[int]) -> tuple[int, ...]:
         """The frames that all of some boxes are in."""
-        chains = [[s for s in self.around[b] if s in self.drawn] for b in boxes]
-        found = []
-        for scopes in zip(*chains):
-            if len(set(scopes)) > 1:
-                break
-            found.append(scopes[0])
-        return tuple(found)
+        return common_start([list(self.paths[box]) for box in boxes])
 
     def role(self, box: int) -> str:
         """The role of the nearest part around a box that has one; its own if it is a module."""
@@ -108,9 +145,10 @@ class Frames:
         return (b.scope,) if b.kind == "module" and b.scope is not None else ()
 
     def shape_before(self, arrow: Arrow) -> tuple[int, ...]:
-        """The shape of the value from which the branch of this arrow set out."""
+        """The shape with which this branch left the spine; without a spine, one box before."""
         box = arrow.source
-        seen = 0
-        while box not in self.layout.spine_of and self.layout.into[box] and seen < 500:
-            box, seen = self.layout.into[box][0].source, seen + 1
+        while box not in self.layout.spine_of and self.layout.into[box]:
+            box = self.layout.into[box][0].source
+            if not self.layout.spines:
+                break
         return self.graph.nodes[self.view.boxes[box].node].shape

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from typing import Any
 
-from tinyres.graph.levels import Arrow, Box, View
+from tinyres.graph.levels import Arrow, Box, View, sole_ops
 from tinyres.graph.trace import ArrayText, Graph, Node, Scope, shape_text
 
 NAMES = {
@@ -48,6 +48,7 @@ class Labels:
             if scope.module is not None:
                 self.calls.setdefault(scope.module, []).append(scope.id)
             self.kinds.setdefault((scope.parent, scope.kind), set()).add(scope.module)
+        self.sole = sole_ops(view.graph)
 
     def box(self, box: Box) -> list[str]:
         """The lines on a box."""
@@ -88,8 +89,13 @@ class Labels:
 
     def _call(self, scope: Scope) -> str:
         """Which call of a module that is called more than once."""
-        calls = self.calls.get(scope.module, []) if scope.module is not None else []
-        return f" (call {calls.index(scope.id) + 1})" if len(calls) > 1 else ""
+        calls = self._calls(scope.id)
+        repeated = any(len(self._calls(s)) > 1 for s in self.graph.chain(scope.parent))
+        return f" (call {calls.index(scope.id) + 1})" if len(calls) > 1 and not repeated else ""
+
+    def _calls(self, number: int) -> list[int]:
+        module = self.graph.scopes[number].module
+        return [] if module is None else self.calls[module]
 
     def frame(self, scope: Scope, role: str) -> str:
         """The name of a part that is drawn as a frame with its inside."""
@@ -103,15 +109,14 @@ class Labels:
 
     def _op(self, node: Node) -> str:
         """An op by its sign where it has one, with the operand that is no value of the flow."""
+        if self.sole.get(node.id) is not None:
+            return self.scope(self.graph.scopes[self.sole[node.id]])
         if node.op in BY_A_NUMBER:
             sign, attribute = BY_A_NUMBER[node.op]
             return f"{sign} {node.attrs.get(attribute):.4g}"
         name = NAMES.get(node.op, node.op)
         if name in OPERATORS:
             return self._operator(name, [self.graph.nodes[e.source] for e in self.inputs[node.id]])
-        scope = None if node.scope is None else self.graph.scopes[node.scope]
-        if scope is not None and scope.kind == name and scope.extra:
-            return self.scope(scope)  # the only op of its module
         return f"[{_index(node.attrs.get('index'))}]" if node.op == "getitem" else name
 
     def _operator(self, sign: str, sources: list[Node]) -> str:

@@ -114,9 +114,12 @@ class Layout:
 
     def on_spine(self, arrow: Arrow) -> bool:
         """Whether an arrow is part of a spine."""
-        return self.next_on_spine.get(arrow.source) == arrow.target and (
-            arrow.skip or arrow.target not in self.additions
-        )
+        if self.next_on_spine.get(arrow.source) != arrow.target:
+            return False
+        if arrow.skip or arrow.target in self.additions:
+            return arrow.skip
+        same = (a for a in self.into[arrow.target] if a.source == arrow.source)
+        return next(same) is arrow  # of x * x, one
 
     def starts_here(self, box: int, source: int) -> bool:
         """Whether `box` needs nothing that comes later than `source`, and can stand beside it."""

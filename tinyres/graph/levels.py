@@ -5,6 +5,7 @@ A traced `Graph` has every op. A `View` of it has boxes and arrows, and is what 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -88,11 +89,23 @@ class _Collapse:
     def __init__(self, graph: Graph, skips: dict[int, Skip], depth: int, parameters: bool | None):
         self.graph, self.skips, self.depth, self.parameters = graph, skips, depth, parameters
         self.inputs, self.outputs = graph.inputs(), graph.outputs()
+        self.straight = self._straight()
+        self.sole = sole_ops(graph)
         self.closed: list[int | None] = []  # for each scope the one whose box it is part of
         for scope in graph.scopes:
             outer = None if scope.parent is None else self.closed[scope.parent]
             own = scope.id if scope.level >= depth else None
             self.closed.append(own if outer is None else outer)
+
+    def _straight(self) -> set[tuple[int, int, int]]:
+        """The edges of all skips: those into a plus, and those by which a skip is scaled."""
+        found = {(skip.source, skip.add, skip.slot) for skip in self.skips.values()}
+        for skip in self.skips.values():
+            for a, b in itertools.pairwise(skip.path[:-1]):
+                if b not in self.skips:
+                    slot = next(e.slot for e in self.inputs[b] if e.source == a)
+                    found.add((a, b, slot))
+        return found
 
     def view(self) -> View:
         graph = self.graph
@@ -119,8 +132,7 @@ class _Collapse:
             boxes.append(Box(kind, nodes[-1], scope, around))
             for edge, gradient in self._entering(kind, number, edges):
                 if edge.source in box_of:
-                    skip = self.skips.get(edge.target) if kind == "op" else None
-                    marked = skip is not None and skip.slot == edge.slot
+                    marked = kind == "op" and (edge.source, edge.target, edge.slot) in self.straight
                     arrows.append(Arrow(box_of[edge.source], box_of[edge.target], edge.source,
                                         edge.slot, marked, gradient))  # fmt: skip
         boxes.append(Box("output", graph.output, None, ()))
@@ -144,10 +156,10 @@ class _Collapse:
     def _leaf(self, node: int) -> Box:
         chains = [self.graph.chain(self.graph.nodes[e.target].scope) for e in self.outputs[node]]
         closed = [[s for s in chain if self.closed[s] is None] for chain in chains]
-        around = _common(closed)
+        around = common_start(closed)
         leaf = self.graph.nodes[node]
         kind = "input" if leaf.kind == "input" and self._is_data(leaf) else "parameter"
-        return Box(kind, node, around[-1] if around else None, tuple(around))
+        return Box(kind, node, around[-1] if around else None, around)
 
     def _shown(self, node: int, consumer: str, number: int) -> bool:
         leaf = self.graph.nodes[node]
@@ -155,6 +167,8 @@ class _Collapse:
             return True
         if self.parameters is not None or consumer != "op" or leaf.shape == ():
             return bool(self.parameters) and consumer == "op"
+        if number in self.sole:  # "Linear 64 > 256" says it all
+            return False
         return self.depth >= FINEST or self.graph.nodes[number].scope is None
 
     def _is_data(self, leaf: Node) -> bool:
@@ -169,14 +183,28 @@ class _Collapse:
         return False
 
 
-def _common(chains: list[list[int]]) -> list[int]:
-    """The scopes that all chains begin with."""
-    common = []
-    for level in zip(*chains):
-        if len(set(level)) > 1:
+def sole_ops(graph: Graph) -> dict[int, int]:
+    """Ops that are all that a layer or function does: they are called as it is, without a frame."""
+    inside: dict[int, list[int]] = {}
+    for node in graph.nodes:
+        if node.kind == "op":
+            for scope in graph.chain(node.scope):
+                inside.setdefault(scope, []).append(node.id)
+    return {
+        ops[0]: scope
+        for scope, ops in inside.items()
+        if len(ops) == 1 and graph.scopes[scope].level >= 0
+    }
+
+
+def common_start(chains: list[list[int]]) -> tuple[int, ...]:
+    """What all chains begin with."""
+    found = []
+    for here in zip(*chains):
+        if len(set(here)) > 1:
             break
-        common.append(level[0])
-    return common
+        found.append(here[0])
+    return tuple(found)
 
 
 # ---------------------------------------------------------------- folding

@@ -9,6 +9,7 @@ parameter. So `alpha * x + F(x)` has one, and `x + tanh(x)`, `F(x) + G(x)` and a
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,12 @@ class Skip:
     source: int  # that operand
     branch: int  # the other operand, F(x)
     fork: int  # x, the value on the straight path from which the branch starts
-    after_fork: int  # the first node on the straight path from there, `add` itself if x + F(x)
+    path: tuple[int, ...]  # from x to the addition, both included: what the skip passes
+
+    @property
+    def after_fork(self) -> int:
+        """The first node after x on the skip."""
+        return self.path[1]
 
 
 def find_skips(graph: Graph) -> dict[int, Skip]:
@@ -98,22 +104,27 @@ class _Finder:
         ancestors = _Ancestors(self.inputs, newer.source)
         if ancestors.has(older.source):
             if self._meets_parameter(older.source, newer.source, ancestors):
-                return Skip(node.id, older.slot, older.source, newer.source, older.source, node.id)
+                return self._found(node, older, newer)
             return None
         return self._made(node, first, second) or self._made(node, second, first)
 
     def _made(self, node: Node, u: Edge, v: Edge, marked: bool = False) -> Skip | None:
         """The skip by way of u, if the branch v starts from the straight path behind u."""
         ancestors = _Ancestors(self.inputs, v.source)
-        fork: int | None = u.source
-        after_fork = node.id
-        while fork is not None:
-            if ancestors.has(fork) and (marked or self._meets_parameter(fork, v.source, ancestors)):
-                return Skip(node.id, u.slot, u.source, v.source, fork, after_fork)
-            fork, after_fork = self.before[fork], fork
-        if marked:
-            return Skip(node.id, u.slot, u.source, v.source, u.source, node.id)
-        return None
+        path = [u.source, node.id]
+        while not (
+            ancestors.has(path[0])
+            and (marked or self._meets_parameter(path[0], v.source, ancestors))
+        ):
+            before = self.before[path[0]]
+            if before is None:
+                return self._found(node, u, v) if marked else None
+            path.insert(0, before)
+        return self._found(node, u, v, path)
+
+    def _found(self, node: Node, u: Edge, v: Edge, path: Sequence[int] = ()) -> Skip:
+        path = tuple(path) or (u.source, node.id)
+        return Skip(node.id, u.slot, u.source, v.source, path[0], path)
 
     def _meets_parameter(self, start: int, end: int, ancestors: _Ancestors) -> bool:
         """Whether a path from `start` to `end` passes an op that takes a parameter, too."""
