@@ -91,7 +91,7 @@ def test_the_file_may_be_read_by_others(tmp_path):
 
 
 HOSTILE = ["file", "allow_pickle", "path", "self", "tree", "a0", "a/b", "../../etc/passwd", "x\0y",
-           "", " ", "array", "dict", "\ud800", "é", "__class__", "C:\\x", "*", "x" * 5000]  # fmt: skip
+           "", " ", "array", "dict", "\ud800", "é", "__class__", "*", "x" * 5000]  # fmt: skip
 
 
 def test_no_name_and_no_text_is_special(tmp_path):

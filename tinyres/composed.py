@@ -6,13 +6,15 @@ faster. Under `tinyres.spelled_out()` these run in their place.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tinyres import expect, ops
-from tinyres.arrays import Array
+from tinyres.arrays import Array, as_array
 from tinyres.context import scope
 from tinyres.tensor import Tensor
 
@@ -21,12 +23,33 @@ FORBIDDEN = (
 )  # a score so low that its weight is exactly 0, yet finite: a row of them is not NaN
 
 
+def of_tensors(count: int) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Let a function take lists, numbers and arrays for the first `count` of its arguments."""
+
+    def decorate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def tensor(value: Any) -> Tensor:
+            if isinstance(value, Tensor):
+                return value
+            return Tensor(as_array(value, what=f"composed.{function.__name__}"))
+
+        @functools.wraps(function)
+        def run(x: Any, *others: Any, **options: Any) -> Tensor:
+            arrays = [a if a is None else tensor(a) for a in others[: count - 1]]
+            return function(tensor(x), *arrays, *others[count - 1 :], **options)
+
+        return run
+
+    return decorate
+
+
+@of_tensors(3)
 def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
     """x W + b; x (..., in), weight (in, out), bias (out,)."""
     y = x @ weight
     return y if bias is None else y + bias
 
 
+@of_tensors(1)
 @scope("softmax", level=2)
 def softmax(x: Any, *, axis: int = -1) -> Tensor:
     """exp(x) / sum(exp(x)). The largest x is taken off first, so that exp can't overflow."""
@@ -34,6 +57,7 @@ def softmax(x: Any, *, axis: int = -1) -> Tensor:
     return e / e.sum(axis, keepdims=True)
 
 
+@of_tensors(1)
 @scope("log_softmax", level=2)
 def log_softmax(x: Any, *, axis: int = -1) -> Tensor:
     """x - log(sum(exp(x)))."""
@@ -41,6 +65,7 @@ def log_softmax(x: Any, *, axis: int = -1) -> Tensor:
     return shifted - ops.exp(shifted).sum(axis, keepdims=True).log()
 
 
+@of_tensors(3)
 @scope("layer_norm", level=2)
 def layer_norm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5) -> Tensor:
     """gamma * (x - mean) / sqrt(variance + eps) + beta, each vector of features on its own."""
@@ -50,6 +75,7 @@ def layer_norm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5
     return _affine(x_hat, gamma, beta)
 
 
+@of_tensors(2)
 @scope("rms_norm", level=2)
 def rms_norm(x: Any, gamma: Any = None, *, eps: float = 1e-5) -> Tensor:
     """gamma * x / sqrt(mean(x ** 2) + eps)."""
@@ -62,12 +88,14 @@ def _affine(x_hat: Tensor, gamma: Any, beta: Any) -> Tensor:
     return y if beta is None else y + beta
 
 
+@of_tensors(1)
 @scope("gelu", level=2)
 def gelu(x: Any) -> Tensor:
     """x times the probability that a standard normal variable is below x, in its tanh form."""
     return 0.5 * x * (1 + ops.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+@of_tensors(3)
 @scope("attention", level=-1)
 def attention(q: Any, k: Any, v: Any, *, mask: Any = None, causal: bool = False) -> Tensor:
     """softmax(q k^T / sqrt(d)) v, where the mask or causality allows it."""
@@ -102,6 +130,7 @@ def checked_mask(mask: Any) -> Array | None:
     return mask
 
 
+@of_tensors(3)
 def self_attention(
     x: Any, weight: Any, bias: Any = None, *, heads: int, mask: Any = None, causal: bool = False
 ) -> Tensor:
@@ -148,12 +177,14 @@ def checked_index(what: str, index: Any, size: int, ignore: int | None = None) -
     return index
 
 
+@of_tensors(1)
 @scope("embedding", level=2)
 def embedding(weight: Any, index: Any) -> Tensor:
     """Row `index` of the table, for each index."""
     return weight[checked_index("embedding: index", index, len(weight))]
 
 
+@of_tensors(1)
 @scope("cross_entropy", level=2)
 def cross_entropy(logits: Any, targets: Any, *, ignore_index: int | None = None) -> Tensor:
     """Mean of -log p(target) over the targets that count."""
