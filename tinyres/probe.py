@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from tinyres import fused
+from tinyres import expect, fused
 from tinyres.arrays import Array
 from tinyres.context import no_grad
 from tinyres.nn.layers import MultiHeadAttention
@@ -24,8 +25,15 @@ from tinyres.tensor import Tensor
 Batch: TypeAlias = tuple[Any, Any]
 
 
+def _pair(batch: Any) -> Batch:
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise TypeError(f"probe: batch must be (tokens, targets), got {expect.shown(batch)}")
+    return batch[0], batch[1]
+
+
 def stream(model: TransformerLM, tokens: Any) -> list[Tensor]:
     """The residual stream x_0 ... x_L, each (B, T, d_model)."""
+    expect.instance("probe: model", model, TransformerLM, "a TransformerLM")
     values = [model.embed(tokens)]
     for block in model.stack.blocks:
         values.append(block(values[-1]))
@@ -35,7 +43,7 @@ def stream(model: TransformerLM, tokens: Any) -> list[Tensor]:
 @no_grad()
 def stream_rms(model: TransformerLM, batch: Batch) -> Array:
     """sqrt(mean(x_l ** 2)), shape (blocks + 1,)."""
-    return np.array([np.sqrt(np.mean(x.data**2)) for x in stream(model, batch[0])])
+    return np.array([np.sqrt(np.mean(x.data**2)) for x in stream(model, _pair(batch)[0])])
 
 
 @no_grad()
@@ -45,13 +53,15 @@ def token_cosine(model: TransformerLM, batch: Batch) -> Array:
     Near 1 all tokens have become the same vector: attention can't tell them apart any more, and
     no gradient reaches queries and keys (Dong et al. 2021, sec. 2).
     """
-    return np.array([_mean_cosine(x.data) for x in stream(model, batch[0])])
+    return np.array([_mean_cosine(x.data) for x in stream(model, _pair(batch)[0])])
 
 
 def _mean_cosine(x: Array) -> float:
     unit = x.astype(np.float64)
     unit /= np.linalg.norm(unit, axis=-1, keepdims=True) + 1e-300
     t = x.shape[1]
+    if t < 2:
+        return float("nan")  # a token alone has nobody to be compared with
     pairs = (unit.sum(1) ** 2).sum(-1) - t  # of each sequence: all ordered pairs of two tokens
     return float(pairs.mean() / (t * (t - 1)))
 
@@ -59,7 +69,7 @@ def _mean_cosine(x: Array) -> float:
 @no_grad()
 def neighbour_cosine(model: TransformerLM, batch: Batch) -> Array:
     """Mean cosine between x_(l-1) and x_l, shape (blocks,): 1 where a block does little."""
-    values = [x.data.astype(np.float64) for x in stream(model, batch[0])]
+    values = [x.data.astype(np.float64) for x in stream(model, _pair(batch)[0])]
     return np.array([
         np.mean(np.vecdot(a, b) / (np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)))
         for a, b in itertools.pairwise(values)
@@ -77,14 +87,15 @@ def weight_gradients(model: TransformerLM, batch: Batch) -> dict[str, float]:
 
 
 def _gradients(model: TransformerLM, batch: Batch) -> tuple[Array, dict[str, float]]:
+    expect.instance("probe: model", model, TransformerLM, "a TransformerLM")
     kept = [(p, p.grad) for p in model.parameters()]
     model.zero_grad()
     try:
-        values = stream(model, batch[0])
+        values = stream(model, _pair(batch)[0])
         for x in values:
             x.retain_grad()
         top = values[-1] if model.stack.final_norm is None else model.stack.final_norm(values[-1])
-        fused.cross_entropy(model.head(top), batch[1]).backward()
+        fused.cross_entropy(model.head(top), _pair(batch)[1]).backward()
         of_stream = np.array([float(np.linalg.norm(x.grad)) for x in values])  # type: ignore[arg-type]
         of_weights = {
             name: float("nan") if p.grad is None else float(np.linalg.norm(p.grad))
@@ -104,6 +115,11 @@ def update_ratio(before: dict[str, Array], after: dict[str, Array]) -> dict[str,
     >>> update_ratio({"w": np.array([3.0, 4.0])}, {"w": np.array([3.0, 4.5])})
     {'w': 0.1}
     """
+    for which, state in (("before", before), ("after", after)):
+        expect.instance(f"update_ratio: {which}", state, Mapping, "a state dict")
+    if before.keys() != after.keys():
+        names = sorted(before.keys() ^ after.keys())
+        raise KeyError(f"update_ratio: only one of the two states has {names}")
     return {
         name: float(np.linalg.norm(after[name] - w) / max(float(np.linalg.norm(w)), 1e-30))
         for name, w in before.items()
@@ -116,8 +132,9 @@ def attention_entropy(model: TransformerLM, batch: Batch) -> Array:
 
     1 where a head averages over everything that it may see, 0 where it looks at one token.
     """
+    expect.instance("probe: model", model, TransformerLM, "a TransformerLM")
     rows = []
-    x = model.embed(batch[0])
+    x = model.embed(_pair(batch)[0])
     for block in model.stack.blocks:
         rows.append(_entropies(block.attention, x))
         x = block(x)
