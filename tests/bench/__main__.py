@@ -16,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.bench import depth
 from tests.bench.models import PEERS, WORKLOADS
 
 MODULES = {"PyTorch": "torch"}
@@ -79,8 +80,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=5, help="steps of each peer in a round")
+    parser.add_argument("--depth", action="store_true", help="growth with the number of blocks")
     parser.add_argument("--json", type=Path, help="also write the measurements to this file")
     args = parser.parse_args()
+    if args.depth:
+        depth.report(args.json)
+        return
 
     missing = [p for p, module in MODULES.items() if not importlib.util.find_spec(module)]
     print(f"left out, not installed: {', '.join(missing)}" if missing else "all peers are here")
