@@ -145,7 +145,7 @@ class _Writer:
         inner = {p[: depth + 1] for p in todo if p[:depth] == path and len(p) > depth}
         for child in sorted(inner, reverse=not path):
             number = child[-1]
-            name = f"cluster_s{number}" if number >= 0 else f"cluster_side{-1 - number}"
+            name = f"cluster_s{number}" if number >= 0 else f"cluster_side{-number}"
             with dot.subgraph(name=name) as frame:
                 frame.attr(**self._frame_attributes(number))
                 for name, attributes in todo.get(child, []):
@@ -381,7 +381,7 @@ class _Writer:
             last = self._last(addition)
             if addition in self.exits:
                 self._same([self.exits[addition], _n(addition)])
-            elif last is not None and last not in self.layout.spine_of:
+            elif last is not None and not self.layout.is_main(last):
                 self._same([_n(last), _n(addition)])
         self._loops()
         for box in range(len(self.view.boxes)):

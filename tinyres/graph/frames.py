@@ -77,7 +77,8 @@ class Frames:
         """The frames around a box, the outermost first; none for what lies on a main spine.
 
         The first is no scope but a side, numbered from -1 down: an unseen frame round all that
-        hangs on one spine, which so stays on one side of it.
+        hangs on one spine, which so stays on one side of it. Where there are more main spines than
+        one, each has another unseen frame round itself and its side.
         """
         return self.paths[box]
 
@@ -88,10 +89,15 @@ class Frames:
         for box, scopes in enumerate(inner):
             if scopes and box in sides:
                 first.setdefault(scopes[0], box)
+        spines = len(self.layout.spines)
+        several = len({s for s in range(spines) if not self.layout.is_nested(s)}) > 1
         paths: list[tuple[int, ...]] = []
         for box, scopes in enumerate(inner):
             side = sides.get(first.get(scopes[0], box) if scopes else box)
-            paths.append(scopes if side is None else (side, *scopes))
+            outer = () if side is None or not several else (side - spines,)
+            if several and self.layout.is_main(box):
+                outer = (-1 - self.layout.spine_of[box] - spines,)
+            paths.append((*outer, *scopes) if side is None else (*outer, side, *scopes))
         return paths
 
     def _scopes(self, box: int) -> tuple[int, ...]:
@@ -106,7 +112,7 @@ class Frames:
     def _sides(self) -> dict[int, int]:
         """For each box off the main spines, the one that it hangs on (or that it feeds)."""
         layout = self.layout
-        main = {b: s for b, s in layout.spine_of.items() if not layout.is_nested(s)}
+        main = {b: s for b, s in layout.spine_of.items() if layout.is_main(b)}
         bits = sum(1 << b for b in main)
         sides: dict[int, int] = {}
         feeds: dict[int, int] = {}
@@ -116,6 +122,8 @@ class Frames:
             behind = layout.ancestors[box] & bits
             if box not in main:
                 nearest = behind.bit_length() - 1 if behind else feeds.get(box, -1)
+                if behind & ~layout.ancestors[nearest] & ~(1 << nearest):
+                    continue  # two streams meet here: it belongs to neither
                 if nearest in main:
                     sides[box] = -1 - main[nearest]
                 elif nearest in sides:

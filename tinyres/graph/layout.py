@@ -100,6 +100,10 @@ class Layout:
         first, last = self.spines[spine][0], self.spines[spine][-1]
         return bool(self.into[first]) and any(a.target in self.spine_of for a in self.out[last])
 
+    def is_main(self, box: int) -> bool:
+        """Whether a box lies on a spine that is in no branch."""
+        return box in self.spine_of and not self.is_nested(self.spine_of[box])
+
     # ---- branches
 
     def _find_taps(self) -> dict[int, list[Arrow]]:
