@@ -122,7 +122,7 @@ class Frames:
             behind = layout.ancestors[box] & bits
             if box not in main:
                 nearest = behind.bit_length() - 1 if behind else feeds.get(box, -1)
-                if behind & ~layout.ancestors[nearest] & ~(1 << nearest):
+                if behind and behind & ~layout.ancestors[nearest] & ~(1 << nearest):
                     continue  # two streams meet here: it belongs to neither
                 if nearest in main:
                     sides[box] = -1 - main[nearest]

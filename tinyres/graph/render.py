@@ -149,7 +149,7 @@ class Pair:
         """Both pictures in one SVG text."""
         prefixes = (f"{prefix}-left", f"{prefix}-right") if prefix else ("", "")
         parts = [d.svg(prefix=p) for d, p in zip((self.left, self.right), prefixes)]
-        return beside(parts, self.across)
+        return beside(parts, self.across, self.left.theme)
 
     def render(self, path: str | os.PathLike[str]) -> Path:
         """Write both pictures as one .svg; for other formats render `.left` and `.right`."""

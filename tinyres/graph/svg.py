@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import xml.etree.ElementTree as ET
 
-from tinyres.graph.style import dark_counterparts
+from tinyres.graph.style import THEMES, dark_counterparts
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
@@ -39,7 +39,7 @@ def finished(
     return ET.tostring(root, encoding="unicode")
 
 
-def beside(pictures: list[str], across: bool) -> str:
+def beside(pictures: list[str], across: bool, theme: str) -> str:
     """Finished SVGs in one: from left to right standing on one line, or one below the other."""
     roots = [ET.fromstring(picture) for picture in pictures]
     sizes = [(_points(root.get("width")), _points(root.get("height"))) for root in roots]
@@ -49,6 +49,12 @@ def beside(pictures: list[str], across: bool) -> str:
         "width": f"{width:g}pt", "height": f"{height:g}pt", "viewBox": f"0 0 {width:g} {height:g}",
         "class": "tinyres", "role": "group", "style": "max-width:100%;height:auto",
     })  # fmt: skip
+    prefix = f"{roots[0].get('id')}-pair"
+    outer.set("id", prefix)
+    if theme == "auto":
+        ET.SubElement(outer, f"{{{SVG}}}style").text = _dark_mode(prefix)
+    ground = THEMES[theme].stroke("ground").lower()
+    ET.SubElement(outer, f"{{{SVG}}}rect", width="100%", height="100%", fill=ground)
     x = y = 0.0
     for root, (w, h) in zip(roots, sizes):
         root.attrib.pop("style", None)
