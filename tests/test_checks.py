@@ -103,3 +103,9 @@ def test_detection_ends_with_its_block():
         assert leaf(0.0).log().data.tolist() == [-np.inf]
     with tr.detect_anomaly():
         assert (leaf(1.0) > 0).all() and tr.Tensor(np.arange(3)).sum().item() == 3
+
+
+def test_gradcheck_leaves_the_gradients_of_parameters_alone():
+    layer = tr.nn.Linear(2, 1, rng=0).astype(np.float64)
+    assert tr.gradcheck(lambda x: layer(x), [np.ones((1, 2))])
+    assert layer.weight.grad is None

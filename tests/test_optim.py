@@ -173,12 +173,12 @@ def test_a_few_steps_find_the_minimum():
 
 
 REFUSED = {
-    "no parameters": (lambda: optim.SGD([], lr=0.1), ValueError, "no parameters"),
+    "no parameters": (lambda: optim.SGD([], lr=0.1), ValueError, "requires grad"),
     "an array": (lambda: optim.SGD([np.ones(2)], lr=0.1), TypeError, "must be a tensor"),
-    "no leaf": (lambda: optim.SGD([Parameter([1.0]) * 2], lr=0.1), ValueError, "not a leaf"),
+    "no leaf": (lambda: optim.SGD([Parameter([1.0]) * 2], lr=0.1), ValueError, "made by an op"),
     "a constant": (lambda: optim.SGD([tr.Tensor([1.0])], lr=0.1), ValueError, "requires grad"),
     "a tensor alone": (
-        lambda: optim.SGD(Parameter([1.0, 2.0]), lr=0.1), ValueError, "not a leaf",
+        lambda: optim.SGD(Parameter([1.0, 2.0]), lr=0.1), ValueError, "made by an op",
     ),
     "betas": (lambda: optim.Adam([Parameter([1.0])], betas=(0.9, 1.0)), ValueError, "betas"),
     "rate": (lambda: optim.Adam([Parameter([1.0])], lr=-1), ValueError, "lr must be .*got -1"),
@@ -192,3 +192,12 @@ def test_what_is_refused(what):
     make, error, message = REFUSED[what]
     with pytest.raises(error, match=message):
         make()
+
+
+def test_frozen_parameters_are_left_alone():
+    frozen, learned = Parameter([1.0]), Parameter([1.0])
+    frozen.requires_grad = False
+    optimizer = optim.SGD([frozen, learned], lr=0.5)
+    (frozen * learned).sum().backward()
+    optimizer.step()
+    assert frozen.item() == 1.0 and learned.item() == 0.5

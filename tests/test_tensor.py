@@ -278,3 +278,18 @@ def test_a_failed_op_leaves_nothing_behind():
             (x * 2) @ np.ones((3, 3))
         del x
         assert held() is None
+
+
+@pytest.mark.parametrize(
+    "call, cure",
+    [
+        (np.sum, "tr.sum"),
+        (lambda t: np.concatenate([t, t]), "tr.concatenate"),
+        (np.linalg.det, "tensor.detach"),
+    ],
+)
+def test_functions_of_numpy_are_refused_where_a_gradient_would_be_lost(call, cure):
+    with pytest.raises(TypeError, match=cure):
+        call(tr.Tensor([1.0], requires_grad=True))
+    if call is not np.linalg.det:
+        assert call(tr.Tensor([1.0])).sum() in (1.0, 2.0)

@@ -215,6 +215,16 @@ class Operators:
             f"np.{ufunc.__name__}: NumPy would lose the gradient of a tensor: use {cure}"
         )
 
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """np.sum and the like: done on tensors without gradient, refused on the others."""
+        if _requires_grad([args, kwargs]):
+            known = hasattr(_tr(), func.__name__)
+            cure = f"tr.{func.__name__}" if known else "tensor.detach().numpy()"
+            raise TypeError(
+                f"np.{func.__name__}: NumPy would lose the gradient of a tensor: use {cure}"
+            )
+        return func(*_arrays(args), **_arrays(kwargs))
+
     def __reduce__(self) -> tuple[Any, ...]:
         if not self.is_leaf:
             raise RuntimeError("copy: only leaves can be copied or pickled: detach() it first")
@@ -311,6 +321,23 @@ def _copied(cls: Any, data: npt.NDArray[Any], requires_grad: bool, grad: Any) ->
     out._data, out._node = data.copy(), None
     out.requires_grad, out.grad = requires_grad, grad
     return out
+
+
+def _requires_grad(value: Any) -> bool:
+    """Whether a tensor that requires grad is somewhere in lists, tuples and dicts."""
+    if isinstance(value, Operators):
+        return bool(value.requires_grad)
+    parts = value.values() if isinstance(value, dict) else value
+    return isinstance(value, list | tuple | dict) and any(map(_requires_grad, parts))
+
+
+def _arrays(value: Any) -> Any:
+    """The same lists, tuples and dicts with arrays in place of tensors."""
+    if isinstance(value, dict):
+        return {key: _arrays(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_arrays, value))
+    return value._data if isinstance(value, Operators) else value
 
 
 def _number(value: Any) -> Any:

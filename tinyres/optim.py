@@ -37,6 +37,7 @@ class _Flat:
         """Copy the parameters into a new flat array and make them views of it."""
         self.data = np.concatenate([p.data.reshape(-1) for p in self.params])
         self.views = []
+        self.written: dict[tuple[int, int], Array] = {}
         for p, start, end in zip(self.params, self.bounds, self.bounds[1:]):
             p._data = self.data[start:end].reshape(p.shape)
             self.views.append(p._data)
@@ -58,8 +59,8 @@ class _Flat:
                 np.concatenate(grads, out=self.grad[run])
                 self.steps[first:last] = [steps + 1] * (last - first)
                 yield run, steps + 1
-                for view in self.views[first:last]:
-                    note_write(view)
+                # Kept, because the note refers to it weakly.
+                note_write(self.written.setdefault((first, last), self.data[run]))
 
 
 class Optimizer:
@@ -70,15 +71,15 @@ class Optimizer:
     def __init__(self, params: Iterable[Tensor], lr: float):
         unique = {id(p): p for p in _tensors(type(self).__name__, params)}
         for p in unique.values():
-            if not (p.is_leaf and p.requires_grad):
+            if not p.is_leaf:
                 raise ValueError(
-                    f"{type(self).__name__}: a tensor of shape {p.shape} is not a leaf that "
-                    "requires grad: pass model.parameters()"
+                    f"{type(self).__name__}: a tensor of shape {p.shape} was made by an op: pass "
+                    "leaves, such as model.parameters()"
                 )
-        if not unique:
-            raise ValueError(f"{type(self).__name__}: there are no parameters to optimize")
         self.lr = lr
-        self.params = list(unique.values())
+        self.params = [p for p in unique.values() if p.requires_grad]  # the others are frozen
+        if not self.params:
+            raise ValueError(f"{type(self).__name__}: no tensor among params requires grad")
         by_dtype: dict[Any, list[Tensor]] = {}
         for p in self.params:
             by_dtype.setdefault(p.dtype, []).append(p)
