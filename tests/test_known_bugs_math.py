@@ -235,9 +235,12 @@ def causal_paths():
     yield "mask", lambda x: tr.attention(x, x, x, mask=mask)
     yield "module", nn.MultiHeadAttention(8, **options)
     uncausal = nn.MultiHeadAttention(8, heads=2, rng=0)
-    yield "module with a mask", lambda x: uncausal(x, mask)
+    yield "module with a mask", lambda x: uncausal(x, mask=mask)
     for placement in nn.PLACEMENTS:
-        yield placement, nn.TransformerStack(8, blocks=2, placement=placement, **options)
+        stack = nn.TransformerStack(8, blocks=2, placement=placement, **options)
+        for p in stack.parameters():  # a gain of 0 (ReZero) would hide a path
+            p.data += 0 if p.data.any() else 0.5
+        yield placement, stack
     stack = nn.TransformerStack(8, blocks=2, **options)
     yield "checkpoint", lambda x: tr.checkpoint(stack, x)
     head = nn.TransformerLM(vocab=5, d_model=8, heads=2, blocks=2, context=6, rng=0)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tinyres import tensor as engine
 from tinyres.context import Scope as LiveScope
-from tinyres.nn.residual import Residual
+from tinyres.nn.residual import Placement
 from tinyres.tensor import Tensor
 
 
@@ -284,7 +284,7 @@ class _Scopes:
             self._name_parameters(module)
         return Scope(
             len(self.found), parent, name, live.name, getattr(module, "role", ""), live.level,  # type: ignore[arg-type]
-            module.extra() if module is not None else "", number, isinstance(module, Residual),
+            module.extra() if module is not None else "", number, isinstance(module, Placement),
         )  # fmt: skip
 
     def _name(self, module: Any, around: LiveScope | None) -> str:

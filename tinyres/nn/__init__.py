@@ -2,7 +2,19 @@
 
 from tinyres.nn.module import Module, ModuleList, Parameter, Sequential
 from tinyres.nn.layers import (
-    Dropout, Embedding, FeedForward, LayerNorm, Linear, MultiHeadAttention, RMSNorm, xavier,
+    Dropout, DynamicTanh, Embedding, FeedForward, LayerNorm, Linear, MultiHeadAttention, RMSNorm,
+    xavier,
 )  # fmt: skip
-from tinyres.nn.residual import PLACEMENTS, OnlyResidual, Plain, PostLN, PreLN, Residual
+from tinyres.nn.residual import (
+    BlockRule, OnlyResidual, Placement, Plain, PostLN, PreLN, Residual,
+)  # fmt: skip
+from tinyres.nn.sublayer_rules import (
+    Admin, AdminTorch, AdminTorchConstant, CompleteP, DeepNorm, DepthMuP, DyT, Keel,
+    LayerNormScaling, LayerScale, MixLN, NGPT, OLMo2, OutputNorm, PeriLN, PostLNInit, Sandwich,
+    ScaledInit, TFixup,
+)  # fmt: skip
+from tinyres.nn.block_rules import (
+    B2T, DLCL, HybridNorm, HyperConnections, NormFormer, ReZero, ResiDual, SiameseNorm, SpanNorm,
+)  # fmt: skip
+from tinyres.nn.placements import PLACEMENTS, placement_class
 from tinyres.nn.transformer import TiedHead, TransformerBlock, TransformerLM, TransformerStack

@@ -10,7 +10,7 @@ import numpy as np
 
 from tinyres import expect, fused, normal, ops
 from tinyres.arrays import Array
-from tinyres.context import no_grad
+from tinyres.context import no_grad, scope
 from tinyres.nn.module import Module, Parameter
 from tinyres.tensor import Tensor
 
@@ -93,7 +93,7 @@ class LayerNorm(Module):
     role = "norm"
 
     def __init__(self, d_model: int, *, eps: float = 1e-5, affine: bool = True):
-        d_model = expect.size("LayerNorm: d_model", d_model)
+        self.d_model = d_model = expect.size("LayerNorm: d_model", d_model)
         self.eps = expect.number("LayerNorm: eps", eps, 0)
         self.gamma = Parameter(np.ones(d_model, np.float32)) if affine else None
         self.beta = Parameter(np.zeros(d_model, np.float32)) if affine else None
@@ -113,12 +113,35 @@ class RMSNorm(Module):
     role = "norm"
 
     def __init__(self, d_model: int, *, eps: float = 1e-5, affine: bool = True):
-        d_model = expect.size("RMSNorm: d_model", d_model)
+        self.d_model = d_model = expect.size("RMSNorm: d_model", d_model)
         self.eps = expect.number("RMSNorm: eps", eps, 0)
         self.gamma = Parameter(np.ones(d_model, np.float32)) if affine else None
 
     def forward(self, x: Any) -> Tensor:
         return fused.rms_norm(x, self.gamma, eps=self.eps)
+
+
+class DynamicTanh(Module):
+    """gamma * tanh(a x) + beta: in the place of a norm, without a mean or a variance.
+
+    a is one number, learned from `alpha` on (Zhu et al. 2025, Transformers without normalization).
+    `eps` is there because norms have one, and does nothing.
+
+    >>> DynamicTanh(2)(Tensor([0.0, 2.0])).detach()
+    Tensor([0.     0.7616])
+    """
+
+    level = 2
+    role = "norm"
+
+    def __init__(self, d_model: int, *, alpha: float = 0.5, eps: float = 0.0):
+        self.d_model = d_model = expect.size("DynamicTanh: d_model", d_model)
+        self.alpha = Parameter(np.full(1, alpha, np.float32))
+        self.gamma = Parameter(np.ones(d_model, np.float32))
+        self.beta = Parameter(np.zeros(d_model, np.float32))
+
+    def forward(self, x: Any) -> Tensor:
+        return self.gamma * ops.tanh(self.alpha * x) + self.beta
 
 
 class Dropout(Module):
@@ -144,8 +167,12 @@ class Dropout(Module):
 class MultiHeadAttention(Module):
     """Each token gathers from the others, in `heads` subspaces (Vaswani et al. 2017, sec. 3.2).
 
-    x (B, T, d_model) -> (B, T, d_model). `qkv` holds the three projections side by side, each
+    x (B, T, d_model) -> (B, T, d_model). With a `memory` (B, S, d_model) it is cross-attention:
+    keys and values come from there. `qkv` holds the three projections side by side, each
     Xavier-uniform on its own. `causal`: a token sees itself and what came before it.
+
+    For placements that ask for it: a `norm` of those of queries, keys and values that `normed`
+    names ("qk"), over all heads together or `per_head`, and a learned gain a head (`head_scale`).
 
     >>> MultiHeadAttention(8, heads=2, rng=0)(np.ones((1, 5, 8), np.float32)).shape
     (1, 5, 8)
@@ -155,7 +182,17 @@ class MultiHeadAttention(Module):
     role = "attention"
 
     def __init__(
-        self, d_model: int, heads: int, *, causal: bool = False, bias: bool = True, rng: Seed = None
+        self,
+        d_model: int,
+        heads: int,
+        *,
+        causal: bool = False,
+        bias: bool = True,
+        normed: str = "",
+        per_head: bool = False,
+        head_scale: bool = False,
+        norm: Callable[[int], Module] = LayerNorm,
+        rng: Seed = None,
     ):
         d_model = expect.size("MultiHeadAttention: d_model", d_model)
         if d_model % expect.size("MultiHeadAttention: heads", heads):
@@ -169,22 +206,60 @@ class MultiHeadAttention(Module):
         self.qkv = Linear(d_model, 3 * d_model, bias=bias, rng=rng)
         self.qkv.weight.data[...] = np.hstack([xavier(rng, d_model, d_model) for _ in "qkv"])
         self.out = Linear(d_model, d_model, bias=bias, rng=rng)
+        self.per_head = per_head
+        self.norms = {name: norm(d_model // heads if per_head else d_model) for name in normed}
+        self.head_scale = Parameter(np.ones((heads, 1, 1), np.float32)) if head_scale else None
 
-    def forward(self, x: Any, mask: Any = None) -> Tensor:
-        weight, bias = self.qkv.weight, self.qkv.bias
-        y = fused.self_attention(x, weight, bias, heads=self.heads, mask=mask, causal=self.causal)
+    def forward(self, x: Any, memory: Any = None, mask: Any = None) -> Tensor:
+        if memory is None and not self.norms and self.head_scale is None:
+            weight, bias = self.qkv.weight, self.qkv.bias
+            heads, causal = self.heads, self.causal
+            return self.out(
+                fused.self_attention(x, weight, bias, heads=heads, mask=mask, causal=causal)
+            )
+        q, k, v = self.by_head(x, memory)
+        y = fused.attention(q, k, v, mask=mask, causal=self.causal)  # (B, h, T, d/h)
+        if self.head_scale is not None:
+            y = self.head_scale * y
+        with scope("join heads", level=2):
+            y = y.swapaxes(-2, -3).reshape(x.shape)
         return self.out(y)
 
-    def weights(self, x: Tensor) -> Array:
-        """Who attends to whom, (B, heads, T, T), each row summing to 1: to look at."""
+    def by_head(self, x: Any, memory: Any = None) -> list[Tensor]:
+        """The queries of x, and the keys and values of memory (or x), each (B, h, T, d/h)."""
+        other = x if memory is None else memory
+        return [self._projected(name, source) for name, source in zip("qkv", (x, other, other))]
+
+    def _projected(self, name: str, x: Any) -> Tensor:
+        part, bias = self._part(name), self.qkv.bias
+        with scope(f"Linear {name}", level=2):
+            y = fused.linear(x, self.qkv.weight[:, part], None if bias is None else bias[part])
+        if name in self.norms and not self.per_head:
+            y = self.norms[name](y)
+        y = y.reshape(*y.shape[:-1], self.heads, y.shape[-1] // self.heads)  # (B, T, h, d/h)
+        if name in self.norms and self.per_head:
+            y = self.norms[name](y)
+        return y.swapaxes(-2, -3)
+
+    def _part(self, name: str) -> slice:
+        """Where the projection `name` is in `qkv`."""
+        d, i = self.qkv.weight.shape[0], "qkv".index(name)
+        return slice(i * d, (i + 1) * d)
+
+    def matrices(self) -> dict[str, Array]:
+        """The four matrices by what they make, to scale them before training."""
+        qkv = self.qkv.weight.data
+        parts = {"query": "q", "key": "k", "value": "v"}
+        found = {name: qkv[:, self._part(part)] for name, part in parts.items()}
+        return {**found, "out": self.out.weight.data}
+
+    def weights(self, x: Tensor, memory: Any = None) -> Array:
+        """Who attends to whom, (B, heads, T, S), each row summing to 1: to look at."""
         with no_grad():
-            qkv = self.qkv(x).data
-            q, k, _ = np.split(qkv, 3, axis=-1)  # (B, T, d) each
-            split = (*qkv.shape[:-1], self.heads, q.shape[-1] // self.heads)
-            q, k = (a.reshape(split).swapaxes(-2, -3) for a in (q, k))  # (B, h, T, d/h)
+            q, k, _ = self.by_head(x, memory)
             # With the unit matrix as values, what comes out are the weights.
             return fused.attention(
-                q, k, np.eye(q.shape[-2], dtype=q.dtype), causal=self.causal
+                q, k, np.eye(k.shape[-2], dtype=k.dtype), causal=self.causal
             ).data
 
     def extra(self) -> str:
@@ -194,6 +269,8 @@ class MultiHeadAttention(Module):
 class FeedForward(Module):
     """activation(x W1 + b1) W2 + b2, for each token on its own (Vaswani et al. 2017, eq. 2).
 
+    `inner_norm`: a `norm` of what W2 gets.
+
     >>> FeedForward(8, 32, rng=0)(np.ones((1, 5, 8), np.float32)).shape
     (1, 5, 8)
     """
@@ -201,16 +278,31 @@ class FeedForward(Module):
     level = 1
     role = "feed-forward"
 
-    def __init__(self, d_model: int, d_ff: int, *, activation: str = "relu", rng: Seed = None):
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        activation: str = "relu",
+        inner_norm: bool = False,
+        norm: Callable[[int], Module] = LayerNorm,
+        rng: Seed = None,
+    ):
         expect.one_of("FeedForward: activation", activation, ACTIVATIONS)
         expect.size("FeedForward: d_ff", d_ff)
         rng = expect.generator("FeedForward", rng)
         self.up = Linear(d_model, d_ff, rng=rng)
         self.activation = activation
         self.down = Linear(d_ff, d_model, rng=rng)
+        self.inner_norm = norm(d_ff) if inner_norm else None
 
     def forward(self, x: Any) -> Tensor:
-        return self.down(ACTIVATIONS[self.activation](self.up(x)))
+        h = ACTIVATIONS[self.activation](self.up(x))
+        return self.down(h if self.inner_norm is None else self.inner_norm(h))
+
+    def matrices(self) -> dict[str, Array]:
+        """The two matrices, to scale them before training."""
+        return {"up": self.up.weight.data, "down": self.down.weight.data}
 
     def extra(self) -> str:
         return f"{self.up.extra()}, {self.activation}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,8 @@ from tinyres.nn.layers import (
     Seed,
 )  # fmt: skip
 from tinyres.nn.module import Module, Parameter, Sequential
-from tinyres.nn.residual import PLACEMENTS, Residual
+from tinyres.nn.placements import placement_class
+from tinyres.nn.residual import BlockRule, Branch, Placement
 from tinyres.tensor import Tensor
 
 NORMS: dict[str, Any] = {"layer": LayerNorm, "rms": RMSNorm}
@@ -30,8 +33,9 @@ NORMS: dict[str, Any] = {"layer": LayerNorm, "rms": RMSNorm}
 class TransformerBlock(Module):
     """Attention, then feed-forward, each with its norm and its addition.
 
-    `placement` is a name in `PLACEMENTS` or a subclass of `Residual`; `first` and `total` count
-    the sublayers of the stack.
+    `placement` is a name in `PLACEMENTS` or a class; `first` and `total` count the sublayers of
+    the stack. With `cross` it is the block of a decoder, `block(x, memory)`: between the two
+    stands attention to the memory (B, S, d_model).
 
     >>> TransformerBlock(8, heads=2, rng=0)(Tensor(np.ones((1, 5, 8)), dtype="f4")).shape
     (1, 5, 8)
@@ -45,9 +49,10 @@ class TransformerBlock(Module):
         heads: int,
         d_ff: int | None = None,
         *,
-        placement: str | type[Residual] = "pre",
+        placement: str | type[Placement] = "pre",
         activation: str = "relu",
         causal: bool = False,
+        cross: bool = False,
         norm: str = "layer",
         eps: float = 1e-5,
         dropout: float = 0.0,
@@ -59,26 +64,64 @@ class TransformerBlock(Module):
         d_model = expect.size("TransformerBlock: d_model", d_model)
         d_ff = 4 * d_model if d_ff is None else d_ff
         dropout = expect.number("TransformerBlock: dropout", dropout, 0, 1)
-        rule = placement_class(placement)
-        make_norm = functools.partial(expect.one_of("norm", norm, NORMS), d_model, eps=eps)
+        rule: Any = placement_class(placement)
+        by_block = issubclass(rule, BlockRule)
+        if by_block and cross:
+            raise ValueError(
+                f"TransformerBlock: {rule.__name__} is the rule of a block of two sublayers, but "
+                "with cross-attention there are three: choose a placement that is a Residual"
+            )
+        norm_of = norm_factory(rule, norm, eps)
+        make_norm = functools.partial(norm_of, d_model)
+        index = itertools.count(first)
 
-        def placed(branch: Module, index: int) -> Residual:
-            branch = Sequential(branch, Dropout(dropout, rng=rng)) if dropout else branch
-            return rule(branch, make_norm, index=index, total=total)
+        def placed(branch: Module) -> Module:
+            branch = WithDropout(branch, Dropout(dropout, rng=rng)) if dropout else branch
+            if by_block:
+                return Branch(branch)
+            return rule(branch, make_norm, index=next(index), total=total)
 
-        attention = MultiHeadAttention(d_model, heads, causal=causal, rng=rng)
-        feed_forward = FeedForward(d_model, d_ff, activation=activation, rng=rng)
-        self.attention = placed(attention, first)
-        self.feed_forward = placed(feed_forward, first + 1)
+        def attention(causal: bool) -> Module:
+            options = {"norm": norm_of, "rng": rng, **rule.in_attention}
+            return placed(MultiHeadAttention(d_model, heads, causal=causal, **options))
 
-    def forward(self, x: Any) -> Tensor:
-        return self.feed_forward(self.attention(x))
+        options = {"norm": norm_of, "rng": rng, **rule.in_feed_forward}
+        self.attention: Any = attention(causal)
+        self.cross_attention: Any = attention(causal=False) if cross else None
+        self.feed_forward: Any = placed(
+            FeedForward(d_model, d_ff, activation=activation, **options)
+        )
+        block = {"index": (first + 1) // 2, "total": total // 2}
+        self.rule = rule(make_norm, **block) if by_block else None
+
+    def forward(self, stream: Any, memory: Any = None) -> Any:
+        if self.rule is not None:
+            return self.rule(stream, self.attention, self.feed_forward)
+        stream = self.attention(stream)
+        if self.cross_attention is not None:
+            stream = self.cross_attention(stream, memory)
+        return self.feed_forward(stream)
+
+    def sublayers(self) -> list[Any]:
+        """Attention, cross-attention if there is one, feed-forward; each with what is round it."""
+        found = (self.attention, self.cross_attention, self.feed_forward)
+        return [sublayer for sublayer in found if sublayer is not None]
+
+
+class WithDropout(Sequential):
+    """A sublayer, then dropout; what the sublayer gets beside x is handed on to it."""
+
+    def forward(self, x: Any, *beside: Any) -> Tensor:
+        sublayer, dropout = self.layers
+        return dropout(sublayer(x, *beside))
 
 
 class TransformerStack(Module):
     """`blocks` blocks on top of each other, and a final norm where the placement asks for one.
 
-    x (B, T, d_model) -> (B, T, d_model). Further arguments are those of TransformerBlock.
+    x (B, T, d_model) -> (B, T, d_model). Further arguments are those of TransformerBlock. The
+    stack is `end(block(... block(begin(x))))`; what runs from block to block is x or, for some
+    placements, several tensors.
 
     >>> stack = TransformerStack(8, heads=2, blocks=3, placement="post", rng=0)
     >>> stack(np.ones((1, 5, 8), np.float32)).shape
@@ -94,29 +137,49 @@ class TransformerStack(Module):
         blocks: int,
         d_ff: int | None = None,
         *,
-        placement: str | type[Residual] = "pre",
+        placement: str | type[Placement] = "pre",
         rng: Seed = None,
         **options: Any,
     ):
         blocks = expect.size("TransformerStack: blocks", blocks)
         rng = expect.generator("TransformerStack", rng)
-        options = dict(options, placement=placement, rng=rng, total=2 * blocks)
+        each = 3 if options.get("cross") else 2
+        options = dict(options, placement=placement, rng=rng, total=each * blocks)
+        self.placement = placement_class(placement)
         self.blocks = [
-            TransformerBlock(d_model, heads, d_ff, first=2 * i + 1, **options)
+            TransformerBlock(d_model, heads, d_ff, first=each * i + 1, **options)
             for i in range(blocks)
         ]
-        norm = NORMS[options.get("norm", "layer")]
-        ends_in_norm = placement_class(placement).final_norm
-        self.final_norm = norm(d_model, eps=options.get("eps", 1e-5)) if ends_in_norm else None
+        norm = norm_factory(self.placement, options.get("norm", "layer"), options.get("eps", 1e-5))
+        self.first_norm = norm(d_model) if self.placement.first_norm else None
+        self.final_norm = norm(d_model) if self.placement.final_norm else None
 
-    def forward(self, x: Any) -> Tensor:
-        x = x if isinstance(x, Tensor) else Tensor(x)
+    def forward(self, x: Any, *memory: Any) -> Tensor:
+        stream = self.begin(x if isinstance(x, Tensor) else Tensor(x))
         for block in self.blocks:
-            x = block(x)
-        return x if self.final_norm is None else self.final_norm(x)
+            stream = block(stream, *memory)
+        return self.end(stream)
+
+    def begin(self, x: Tensor) -> Any:
+        """The stream below the first block."""
+        return self.placement.begin(x, self.first_norm)
+
+    def end(self, stream: Any) -> Tensor:
+        """What the stack returns, from the stream above the last block."""
+        return self.placement.end(stream, self.final_norm)
+
+    def profile(self, x: Tensor) -> None:
+        """Set the constants that a placement measures on a batch (Admin); most have none."""
+        self.placement.profile([s for block in self.blocks for s in block.sublayers()], x)
 
     def extra(self) -> str:
         return f"{len(self.blocks)} blocks"
+
+
+def norm_factory(rule: type[Placement], norm: str, eps: float) -> Callable[[int], Module]:
+    """What makes a norm of a given width: the rule's own kind, or the one of this name."""
+    named = expect.one_of("norm", norm, NORMS)
+    return functools.partial(rule.norm_class or named, eps=eps)
 
 
 class TiedHead(Module):
@@ -170,6 +233,9 @@ class TransformerLM(Module):
         self.token = Embedding(vocab, d_model, rng=rng)
         self.position = Embedding(context, d_model, rng=rng)
         self.stack = TransformerStack(d_model, heads, blocks, d_ff, rng=rng, **options)
+        gain = self.stack.placement.embedding_gain(blocks)
+        for table in (self.token, self.position):
+            table.weight.data *= gain
         self.head: Module = TiedHead(self.token.weight) if tied else Linear(d_model, vocab, rng=rng)
 
     def forward(self, tokens: Any) -> Tensor:
@@ -233,11 +299,3 @@ def _sample(logits: Array, temperature: float, top_k: int | None, rng: np.random
         logits = np.where(logits >= np.partition(logits, -top_k)[-top_k], logits, -np.inf)
     # Noise of this form added to logits makes the argmax a sample from their softmax.
     return int((logits / temperature + rng.gumbel(size=logits.shape)).argmax())
-
-
-def placement_class(placement: str | type[Residual]) -> type[Residual]:
-    """The class that a placement's name stands for; a class stands for itself."""
-    if isinstance(placement, type) and issubclass(placement, Residual):
-        return placement
-    rule: type[Residual] = expect.one_of("placement", placement, PLACEMENTS)
-    return rule
