@@ -106,7 +106,8 @@ def _view(graph: Graph, depth: int | None, fold: bool, parameters: bool | None) 
     if len(shown.boxes) <= MOST_BOXES:
         return shown
     smaller = []
-    for other in range(min(shown.depth, FINEST + 1) - 1, -1, -1):
+    deepest = min(shown.depth, FINEST)
+    for other in range(deepest - 1 if fold else deepest, -1, -1):
         count = len(view(graph, other, True, parameters).boxes)
         if count <= MOST_BOXES:
             smaller.append(f"depth={other} has {count} with fold=True")
