@@ -18,3 +18,4 @@ from tinyres.nn.block_rules import (
 )  # fmt: skip
 from tinyres.nn.placements import PLACEMENTS, placement_class
 from tinyres.nn.transformer import TiedHead, TransformerBlock, TransformerLM, TransformerStack
+from tinyres.nn.encoder_decoder import TransformerEncoderDecoder
