@@ -48,6 +48,7 @@ def div(a, b):
 def power(a, b):
     """a ** b, elementwise; the gradient of b is 0 where a <= 0."""
     value = a**b
+    a, b = a.astype(value.dtype, copy=False), b.astype(value.dtype, copy=False)
 
     def pullback(g):
         log_a = np.log(np.where(a > 0, a, 1))
