@@ -24,18 +24,24 @@ FORBIDDEN = (
 
 
 def of_tensors(count: int) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Let a function take lists, numbers and arrays for the first `count` of its arguments."""
+    """Let a function take lists, numbers and arrays for the first `count` of its arguments.
+
+    What goes wrong in it is explained as the errors of ops are.
+    """
 
     def decorate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def tensor(value: Any) -> Tensor:
-            if isinstance(value, Tensor):
-                return value
-            return Tensor(as_array(value, what=f"composed.{function.__name__}"))
+        name = function.__name__
 
         @functools.wraps(function)
-        def run(x: Any, *others: Any, **options: Any) -> Tensor:
-            arrays = [a if a is None else tensor(a) for a in others[: count - 1]]
-            return function(tensor(x), *arrays, *others[count - 1 :], **options)
+        def run(*args: Any, **options: Any) -> Tensor:
+            try:
+                arrays = [
+                    a if a is None or isinstance(a, Tensor) else Tensor(as_array(a, what=name))
+                    for a in args[:count]
+                ]
+                return function(*arrays, *args[count:], **options)
+            except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:
+                raise expect.explained(name, error, args, options) from error
 
         return run
 
@@ -177,6 +183,19 @@ def checked_index(what: str, index: Any, size: int, ignore: int | None = None) -
     return index
 
 
+def checked_targets(shape: tuple[int, ...], targets: Any, ignore_index: Any) -> Array:
+    """A copy of the targets of logits of this shape: one a row, and each one of the classes."""
+    if not shape or shape[-1] == 0:
+        raise ValueError("cross_entropy: logits must be (..., classes), with a class or more")
+    targets = checked_index("cross_entropy: targets", targets, shape[-1], ignore_index)
+    if targets.shape != shape[:-1]:
+        raise ValueError(
+            f"cross_entropy: targets must have shape {shape[:-1]}, one a row of logits, "
+            f"but have {targets.shape}"
+        )
+    return targets
+
+
 @of_tensors(1)
 @scope("embedding", level=2)
 def embedding(weight: Any, index: Any) -> Tensor:
@@ -188,8 +207,8 @@ def embedding(weight: Any, index: Any) -> Tensor:
 @scope("cross_entropy", level=2)
 def cross_entropy(logits: Any, targets: Any, *, ignore_index: int | None = None) -> Tensor:
     """Mean of -log p(target) over the targets that count."""
+    targets = checked_targets(logits.shape, targets, ignore_index)
     rows = logits.reshape(-1, logits.shape[-1])
-    targets = checked_index("cross_entropy: targets", targets, rows.shape[-1], ignore_index)
     flat = targets.reshape(-1)
     counted = (
         np.flatnonzero(flat != ignore_index) if ignore_index is not None else np.arange(flat.size)

@@ -45,8 +45,10 @@ def size(what: str, value: Any, least: int = 1) -> int:
     return number
 
 
-def number(what: str, value: Any, least: float = -math.inf, most: float = math.inf) -> float:
-    """A real number from `least` to `most`; a bound that is infinite asks for a finite one.
+def number(
+    what: str, value: Any, least: float = -math.inf, most: float = math.inf, finite: bool = True
+) -> float:
+    """A real number from `least` to `most`; an infinite one only where it need not be `finite`.
 
     >>> number("lr", np.float32(0.5), 0), number("p", 1, 0, 1)
     (0.5, 1.0)
@@ -63,7 +65,7 @@ def number(what: str, value: Any, least: float = -math.inf, most: float = math.i
         real = float(value)
     except OverflowError:
         raise ValueError(wanted) from None
-    if not (math.isfinite(real) and least <= real <= most):
+    if not least <= real <= most or (finite and math.isinf(real)):
         raise ValueError(wanted)
     return real
 
@@ -136,6 +138,8 @@ def explained(
     name: str, error: Exception, args: Sequence[Any], attrs: Mapping[str, Any]
 ) -> Exception:
     """The error of an op in words that name the op and all that it was given."""
+    if str(error).startswith(f"{name}: ") and "(given " in str(error):
+        return error  # the same op said so already, within another one
     given = [shown(a) for a in args] + [f"{key}={shown(value)}" for key, value in attrs.items()]
     text = str(error) if str(error).startswith(name) else f"{name}: {error}"
     kinds = (FloatingPointError, ArithmeticError, ValueError, IndexError)

@@ -272,6 +272,8 @@ def embedding(weight, *, index):
             [2.]
             [1.]])
     """
+    if weight.ndim != 2:
+        raise ValueError(f"embedding: weight must be (n, d), one vector a row, not {weight.shape}")
     index = composed.checked_index("embedding: index", index, len(weight))
     shape, dtype = weight.shape, weight.dtype
 
@@ -297,15 +299,8 @@ def cross_entropy(logits, *, targets, ignore_index=None):
     >>> cross_entropy(Tensor([[0.0, 0.0]]), [1])
     Tensor(0.6931)
     """
-    if logits.ndim == 0 or logits.shape[-1] == 0:
-        raise ValueError("cross_entropy: logits must be (..., classes), with a class or more")
+    targets = composed.checked_targets(logits.shape, targets, ignore_index)
     classes = logits.shape[-1]
-    targets = composed.checked_index("cross_entropy: targets", targets, classes, ignore_index)
-    if targets.shape != logits.shape[:-1]:
-        raise ValueError(
-            f"cross_entropy: targets must have shape {logits.shape[:-1]}, one a row of logits, "
-            f"but have {targets.shape}"
-        )
     rows, flat = logits.reshape(-1, classes), targets.reshape(-1)
     counted = np.arange(flat.size) if ignore_index is None else np.flatnonzero(flat != ignore_index)
     picked = counted, flat[counted]

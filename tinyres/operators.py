@@ -48,7 +48,7 @@ def _array(value: Any) -> Any:
 def _compared(ufunc: np.ufunc, left: Any, right: Any) -> Any:
     try:
         return ufunc(_array(left), _array(right))
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise expect.explained(ufunc.__name__, error, (left, right), {}) from error
 
 
