@@ -34,6 +34,8 @@ def gradcheck(
     """
     expect.function("gradcheck: fn", fn)
     expect.instance("gradcheck: inputs", inputs, (list, tuple), "a list of arrays")
+    if not inputs:
+        raise ValueError("gradcheck: inputs must be at least one array, got none")
     if expect.number("gradcheck: eps", eps, 0) == 0:
         raise ValueError("gradcheck: eps must be above 0, got 0")
     atol, rtol = (

@@ -258,8 +258,7 @@ def clip_grad_norm(params: Iterable[Tensor], max_norm: float) -> float:
     >>> (p * p).sum().backward(); clip_grad_norm([p], 1.0), p.grad.round(4)
     (10.0, array([0.6, 0.8], dtype=float32))
     """
-    if max_norm != math.inf:  # to which nothing is clipped
-        max_norm = expect.number("clip_grad_norm: max_norm", max_norm, 0)
+    max_norm = expect.number("clip_grad_norm: max_norm", max_norm, 0, finite=False)
     params = [params] if isinstance(params, Tensor) else _tensors("clip_grad_norm", params)
     grads = [p.grad for p in params if p.grad is not None]
     # In float64, since the square of a float32 above 2e19 is infinite.

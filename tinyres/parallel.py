@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tinyres import expect
 from tinyres.arrays import Array
 from tinyres.context import DRAWN
 from tinyres.tensor import DELIVER, Node, Tensor, add_to_leaves
@@ -28,7 +29,8 @@ def data_parallel(loss: Callable[..., Tensor], *batch: Any, threads: int = 2) ->
     >>> data_parallel(lambda x: (x @ w).mean(), np.eye(2, dtype="f4")), w.grad
     (1.5, array([0.5, 0.5], dtype=float32))
     """
-    arrays = [np.asarray(a) for a in batch]
+    expect.function("data_parallel: loss", loss)
+    arrays = [_rows(a) for a in batch]
     rows = {len(a) for a in arrays if a.ndim}
     if len(rows) != 1 or any(a.ndim == 0 for a in arrays):
         raise ValueError(
@@ -36,8 +38,11 @@ def data_parallel(loss: Callable[..., Tensor], *batch: Any, threads: int = 2) ->
             f"{[a.shape for a in arrays]}"
         )
     (total,) = rows
-    if not 1 <= threads <= total:
-        raise ValueError(f"data_parallel: threads must be from 1 to {total} rows, got {threads}")
+    if expect.size("data_parallel: threads", threads) > total:
+        raise ValueError(
+            f"data_parallel: {threads} threads can't share {total} rows: got arrays of shapes "
+            f"{[a.shape for a in arrays]}"
+        )
     parts = zip(*[np.array_split(a, threads) for a in arrays])
     with ThreadPoolExecutor(threads) as pool:
         running = [
@@ -49,6 +54,19 @@ def data_parallel(loss: Callable[..., Tensor], *batch: Any, threads: int = 2) ->
     for _, arrived, _ in done:  # in the order of the parts, whichever thread came first
         add_to_leaves(arrived)
     return sum(share for share, _, _ in done)
+
+
+def _rows(array: Any) -> Array:
+    """One array of the batch: integers stay what they are, tokens among them."""
+    try:
+        rows = np.asarray(array)
+    except ValueError:
+        rows = np.asarray(None)
+    if rows.dtype.kind not in "biuf":
+        raise TypeError(
+            f"data_parallel: batch must hold arrays of numbers, got {expect.shown(array)}"
+        )
+    return rows
 
 
 def _one_part(loss: Callable[..., Tensor], part: tuple[Array, ...], weight: float) -> Part:

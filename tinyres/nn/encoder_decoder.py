@@ -49,7 +49,10 @@ class TransformerEncoderDecoder(Module):
     ):
         rng = expect.generator("TransformerEncoderDecoder", rng)
         self.context = expect.size("TransformerEncoderDecoder: context", context)
+        expect.size("TransformerEncoderDecoder: vocab", vocab)
+        expect.size("TransformerEncoderDecoder: blocks", blocks)
         above = blocks if decoder_blocks is None else decoder_blocks
+        expect.size("TransformerEncoderDecoder: decoder_blocks", above)
         rules = placement_class(placement).for_encoder_decoder(blocks, above)
         self.token = Embedding(vocab, d_model, rng=rng)
         self.position = Embedding(context, d_model, rng=rng)

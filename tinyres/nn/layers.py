@@ -136,6 +136,7 @@ class DynamicTanh(Module):
 
     def __init__(self, d_model: int, *, alpha: float = 0.5, eps: float = 0.0):
         self.d_model = d_model = expect.size("DynamicTanh: d_model", d_model)
+        alpha = expect.number("DynamicTanh: alpha", alpha)
         self.alpha = Parameter(np.full(1, alpha, np.float32))
         self.gamma = Parameter(np.ones(d_model, np.float32))
         self.beta = Parameter(np.zeros(d_model, np.float32))
@@ -289,6 +290,7 @@ class FeedForward(Module):
         rng: Seed = None,
     ):
         expect.one_of("FeedForward: activation", activation, ACTIVATIONS)
+        expect.size("FeedForward: d_model", d_model)
         expect.size("FeedForward: d_ff", d_ff)
         rng = expect.generator("FeedForward", rng)
         self.up = Linear(d_model, d_ff, rng=rng)

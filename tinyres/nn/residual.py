@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
+from tinyres import expect
 from tinyres.nn.module import Module
 from tinyres.tensor import Tensor
 
@@ -77,8 +78,8 @@ class Residual(Placement):
     """
 
     def __init__(self, branch: Any, norm: Callable[[], Module], *, index: int = 1, total: int = 1):
-        self.norm: Any = norm()
-        self.branch = branch
+        self.norm: Any = expect.function("Residual: norm", norm)()
+        self.branch = expect.function("Residual: branch", branch)
 
     def __call__(self, stream: Any, *beside: Any) -> Any:
         token = BESIDE.set(beside)
@@ -106,7 +107,7 @@ class BlockRule(Placement):
     """
 
     def __init__(self, norm: Callable[[], Module], *, index: int = 1, total: int = 1):
-        self.norm: Any = norm()
+        self.norm: Any = expect.function("BlockRule: norm", norm)()
 
 
 class Branch(Module):
@@ -136,7 +137,7 @@ class WithoutNorm(Residual):
     """A placement that has no norm at all."""
 
     def __init__(self, branch: Any, norm: Callable[[], Module], **_: int):
-        self.branch = branch
+        self.branch = expect.function("Residual: branch", branch)
 
 
 class Plain(WithoutNorm):

@@ -62,7 +62,7 @@ class TransformerBlock(Module):
     ):
         rng = expect.generator("TransformerBlock", rng)
         d_model = expect.size("TransformerBlock: d_model", d_model)
-        d_ff = 4 * d_model if d_ff is None else d_ff
+        d_ff = 4 * d_model if d_ff is None else expect.size("TransformerBlock: d_ff", d_ff)
         dropout = expect.number("TransformerBlock: dropout", dropout, 0, 1)
         rule: Any = placement_class(placement)
         by_block = issubclass(rule, BlockRule)
@@ -229,6 +229,7 @@ class TransformerLM(Module):
     ):
         rng = expect.generator("TransformerLM", rng)
         options.setdefault("causal", True)
+        expect.size("TransformerLM: vocab", vocab)
         self.context = expect.size("TransformerLM: context", context)
         self.token = Embedding(vocab, d_model, rng=rng)
         self.position = Embedding(context, d_model, rng=rng)
