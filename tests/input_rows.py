@@ -1,0 +1,436 @@
+"""Every public function and class with good arguments, and the strange values to try instead.
+
+`ROWS` has one row for each, with the kind of every argument; `KINDS` says which values of a kind
+must be refused, and which may work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import tinyres as tr
+from tinyres import nn, optim
+
+NAN, INF, HUGE, OBJECT = float("nan"), float("inf"), 10**400, object()
+RAGGED = [[1.0], [1.0, 2.0]]
+
+
+class Kind(NamedTuple):
+    """Values for an argument: such as must be refused, and such as may be."""
+
+    refused: tuple[Any, ...]
+    either: tuple[Any, ...] = ()
+
+
+NO_ARRAYS = ("text", ["a"], OBJECT, 1j, np.complex64(1), RAGGED, {"a": 1}, np.array(["x"]),
+             [None, 1.0], np.array([OBJECT]), np.array("2020", "M8[D]"), b"1")  # fmt: skip
+ODD_ARRAYS = (
+    np.full((2, 3), NAN), np.full((2, 3), INF), np.full((2, 3), 1e300), np.float64(2.0), 3, True,
+    np.zeros(0), np.zeros((0, 3)), np.zeros((2, 0)), np.ones((7, 5)), np.ones((1,) * 5), [1, 2, 3],
+    np.arange(6).reshape(2, 3), np.ones((2, 3), bool), np.ones((2, 3), "f2"), -1, HUGE, [],
+    np.ones((2, 3))[:, ::-1].T, np.uint8(200), np.longdouble(1.5),
+)  # fmt: skip
+NO_NUMBERS = (None, "a", [1.0], 1j, OBJECT, np.ones(3), {})
+KINDS = {
+    "array": Kind((None, *NO_ARRAYS), ODD_ARRAYS),
+    "array?": Kind(NO_ARRAYS, (None, *ODD_ARRAYS)),
+    "arrays": Kind((None, 3, "text", [], [None], ["a"], [[1.0], OBJECT], OBJECT),
+                   (np.ones((2, 3)), [np.ones((7, 5)), np.ones(2)], [1.0, np.ones(2)], {})),
+    "any": Kind((), (*NO_ARRAYS, *ODD_ARRAYS)),
+    "size": Kind((*NO_NUMBERS, 0, -1, 2.5, "3", NAN, INF, 10**30, HUGE), (True, np.int64(2))),
+    "size?": Kind((*NO_NUMBERS[1:], 0, -1, 2.5, "3", NAN, 10**30), (None, np.int64(2))),
+    "count": Kind((*NO_NUMBERS, -1, 2.5, NAN, INF, HUGE), (0, np.int64(2), True)),
+    "from 0": Kind((*NO_NUMBERS, -1, NAN, HUGE, "0.5"), (0, 1, np.float32(0.5), np.array(0.5))),
+    "real": Kind((*NO_NUMBERS, NAN, INF, HUGE), (-1, 0, np.float32(0.5))),
+    "share": Kind((*NO_NUMBERS, -0.1, 1.1, NAN, INF), (0, 1, np.float32(0.5), True)),
+    "number": Kind(("a", OBJECT, {}, [None]), (NAN, INF, -1, HUGE, 0, np.float64(2), True)),
+    "axis": Kind(("a", 1.5, 99, -99, [None], {}, OBJECT, HUGE), (None, 0, (0, 0), np.int64(0))),
+    "shape": Kind(("ab", (2.5,), (-2, -3), (7, 7), ("a",), 10**30, OBJECT, (-1, -1)), (None, -1)),
+    "axes": Kind(("ab", (0, 0), (0, 5), (0.5, 1), (0,), OBJECT), (None, (-1, 0), [1, 0])),
+    "index": Kind(("a", 1.5, OBJECT, [0.5], 99, (0, 0, 0), {}, np.ones((7, 7), bool)),
+                  (None, ..., -1, [], True, slice(None), slice(9, 2, -1), np.int64(1))),
+    "mask": Kind(("a", 1.0, OBJECT, np.ones((2, 2)), np.ones((7, 7), bool)), (None, True)),
+    "integers": Kind((None, "a", [0.5], [[99]], [[-1]], [[0], [0, 1]], [NAN], OBJECT, HUGE),
+                     ([], [[0]], np.zeros((0, 2), int), np.array([[1]], np.uint8))),
+    "flag": Kind((), (None, "yes", 3, [])),
+    "dtype": Kind(("nonsense", complex, "U3", 3, object, "M8[s]"), ("f8", np.float16)),
+    "seed": Kind(("a", -1, 1.5, OBJECT, [-1]), (None, 3, [1, 2])),
+    "rng": Kind((None, "a", 3, OBJECT)),
+    "own op": Kind((3, "f", [], OBJECT)),
+    "function": Kind((None, 3, "f", [], OBJECT)),
+    "name": Kind((None, 3, "nonsense", [], NAN)),
+    "word": Kind((None, 3, "nonsense", NAN)),
+    "text": Kind((None, 3, b"x", OBJECT)),
+    "params": Kind((None, 3, [1.0], ["a"], [None], [np.ones(2)], OBJECT)),
+    "state": Kind((None, 3, "a", [1], {"zz": 1}, {}, OBJECT)),
+    "by": Kind(("a", OBJECT, {}, None, RAGGED), (NAN, INF, -1, HUGE, 0, np.float64(2), True)),
+    "level": Kind((1.5, "a", OBJECT, NAN), (None, 0, -1)),
+    "depth": Kind((1.5, "a", OBJECT, NAN, -1), (None, 0, 99)),
+    "axis_number": Kind(("a", 1.5, 99, -99, None, [0], (0, 0), OBJECT, HUGE), (0, -1, np.int64(1))),
+    "above 0": Kind((*NO_NUMBERS, 0, -1, NAN, INF, HUGE), (np.float32(1e-3),)),
+    "from 0 to infinity": Kind((*NO_NUMBERS, -1, NAN, HUGE, "0.5"), (0, INF, np.float32(0.5))),
+    "float dtype": Kind(("nonsense", complex, "U3", 3, object, int, None), ("f4", np.float16)),
+    "path": Kind((None, 3, b"x", OBJECT, ["x"])),
+    "parameter": Kind((None, 3, "a", OBJECT, np.ones((5, 3)))),
+    "traced": Kind((None, 3, "a", OBJECT, np.ones(3))),
+    "model": Kind((None, 3, "a", OBJECT, nn.LayerNorm(2))),
+    "batch": Kind((None, 3, (1,), [], OBJECT, ("a", "b"), ([[0.5]], [[1]]), (RAGGED, RAGGED))),
+}  # fmt: skip
+
+
+class Row(NamedTuple):
+    """A function with good arguments, each `(kind, value)` by its name."""
+
+    call: Callable[..., Any]
+    args: dict[str, tuple[str, Any]] = {}  # noqa: RUF012 (never written)
+
+
+def row(call: Callable[..., Any], **args: tuple[str, Any]) -> Row:
+    return Row(call, args)
+
+
+def floats(*shape: int) -> tr.Tensor:
+    values = np.random.default_rng(0).uniform(0.5, 1.5, shape).astype("f4")
+    return tr.Tensor(values, requires_grad=True)
+
+
+X, AXIS, FLAG, SEED = ("array", floats(2, 3)), ("axis", 0), ("flag", False), ("seed", 0)
+FLAG_ON = ("flag", True)
+PARAMS = ("params", [nn.Parameter([1.0, 2.0])])
+MODEL = nn.TransformerLM(vocab=5, d_model=4, heads=2, blocks=1, context=4, rng=0)
+TOKENS = ("integers", [[0, 1, 2]])
+BATCH = ("batch", ([[0, 1, 2]], [[1, 2, 3]]))
+LR, WARMUP = ("from 0", 0.1), ("count", 3)
+
+
+def unary(fn: Callable[..., Any]) -> Row:
+    return row(fn, x=X)
+
+
+def binary(fn: Callable[..., Any]) -> Row:
+    return row(fn, a=X, b=("array", floats(2, 3)))
+
+
+def reduction(fn: Callable[..., Any]) -> Row:
+    return row(fn, x=X, axis=AXIS, keepdims=FLAG)
+
+
+def fused(where: Any) -> dict[str, Row]:
+    """The rows that a fused op and its twin in primitive ops have in common."""
+    width = ("array?", floats(3))
+    return {
+        "linear": row(
+            lambda x, weight, bias: where.linear(x, weight, bias),
+            x=X, weight=("array", floats(3, 4)), bias=("array?", floats(4)),
+        ),
+        "softmax": row(lambda x, axis: where.softmax(x, axis=axis), x=X, axis=("axis", 0)),
+        "log_softmax": row(lambda x, axis: where.log_softmax(x, axis=axis), x=X, axis=("axis", 0)),
+        "layer_norm": row(
+            lambda x, gamma, beta, eps: where.layer_norm(x, gamma, beta, eps=eps),
+            x=X, gamma=width, beta=width, eps=("number", 1e-5),
+        ),
+        "rms_norm": row(
+            lambda x, gamma, eps: where.rms_norm(x, gamma, eps=eps),
+            x=X, gamma=width, eps=("number", 1e-5),
+        ),
+        "gelu": row(lambda x: where.gelu(x), x=X),
+        "attention": row(
+            lambda q, k, v, **options: where.attention(q, k, v, **options), 
+            q=X, k=("array", floats(4, 3)), v=("array", floats(4, 2)),
+            mask=("mask", np.ones((2, 4), bool)), causal=FLAG,
+        ),
+        "self_attention": row(
+            lambda x, weight, bias, **options: where.self_attention(x, weight, bias, **options),
+            x=("array", floats(2, 4)), weight=("array", floats(4, 12)),
+            bias=("array?", floats(12)), heads=("size", 2), mask=("mask", np.eye(2, dtype=bool)),
+            causal=FLAG,
+        ),
+        "embedding": row(
+            lambda weight, index: where.embedding(weight, index),
+            weight=("array", floats(5, 3)), index=TOKENS,
+        ),
+        "cross_entropy": row(
+            lambda logits, targets, ignore: where.cross_entropy(
+                logits, targets, ignore_index=ignore
+            ),
+            logits=("array", floats(3, 5)), targets=("integers", [0, 4, 1]), ignore=("number", -1),
+        ),
+    }  # fmt: skip
+
+
+def method(name: str, **args: tuple[str, Any]) -> Row:
+    return row(lambda **given: getattr(floats(2, 3), name)(**given), **args)
+
+
+def of_layer(name: str, **args: tuple[str, Any]) -> Row:
+    return row(lambda **given: getattr(nn.Linear(2, 2, rng=0), name)(**given), **args)
+
+
+def make_norm() -> nn.LayerNorm:
+    return nn.LayerNorm(3)
+
+
+def placed(rule: Any) -> Row:
+    """A rule round a sublayer. Of its constants, `index` and `total` come from a stack."""
+    norm = "function" if hasattr(rule(tr.relu, make_norm), "norm") else "any"
+    return row(
+        lambda branch, norm: rule(branch, norm)(rule.begin(floats(2, 3), None)),
+        branch=("function", tr.relu), norm=(norm, make_norm),
+    )  # fmt: skip
+
+
+def layer(kind: Any, *inputs: int, **args: tuple[str, Any]) -> Row:
+    """A module, built and called."""
+    return row(lambda **given: kind(**given)(floats(*inputs)), **args)
+
+
+def optimizer(kind: Any, **args: tuple[str, Any]) -> Row:
+    return row(lambda params, **given: kind(params, **given), params=PARAMS, lr=LR, **args)
+
+
+@tr.op
+def double(x):
+    """2 x."""
+    return 2 * x, lambda g: (2 * g,)
+
+
+ADAM = {"betas": ("params", (0.9, 0.99)), "eps": ("from 0", 1e-8), "weight_decay": ("from 0", 0.1)}
+BLOCK = {
+    "d_model": ("size", 4), "heads": ("size", 2), "d_ff": ("size?", 8),
+    "placement": ("name", "pre"), "activation": ("name", "relu"), "norm": ("name", "layer"),
+    "eps": ("from 0", 1e-5), "dropout": ("share", 0.5), "causal": FLAG, "rng": SEED,
+}  # fmt: skip
+LM = {"vocab": ("size", 5), **BLOCK, "blocks": ("size", 1), "context": ("size", 4), "tied": FLAG}
+COPY = {"load": nn.Linear(2, 2, rng=0).state_dict()}
+
+
+def stack(**given: Any) -> Any:
+    return nn.TransformerStack(**given)(floats(1, 2, 4))
+
+
+def language_model(**given: Any) -> Any:
+    return nn.TransformerLM(**given)([[0]])
+
+
+def encoder_decoder(causal: Any, **given: Any) -> Any:
+    return nn.TransformerEncoderDecoder(**given)([[0]], [[1]])
+
+
+def trained() -> optim.Optimizer:
+    p = nn.Parameter([1.0, 2.0])
+    p.grad = np.ones(2)
+    adam = optim.Adam([p])
+    adam.step()
+    return adam
+
+
+def load(state: Any) -> None:
+    trained().load_state_dict(state)
+
+
+def with_data(data: Any) -> None:
+    floats(2, 3).data = data
+
+
+def with_grad(grad: Any) -> None:
+    floats(2, 3).grad = grad
+
+
+def operator(name: str, word: str) -> Row:
+    kind = "any" if word in ("less", "greater", "equal") else "array"
+    return row(lambda **given: getattr(floats(2, 3), name)(given[word]), **{word: (kind, 2.0)})
+
+
+# The operators and what messages call them.
+OPERATORS = {
+    "__add__": "add", "__radd__": "add", "__sub__": "sub", "__rsub__": "sub",
+    "__mul__": "mul", "__rmul__": "mul", "__truediv__": "div", "__rtruediv__": "div",
+    "__pow__": "power", "__rpow__": "power", "__lt__": "less", "__le__": "less",
+    "__gt__": "greater", "__ge__": "greater", "__contains__": "equal",
+}  # fmt: skip
+
+
+ROWS: dict[str, Row] = {
+    # ---- tensors and how ops run
+    "Tensor": row(tr.Tensor, data=X, requires_grad=FLAG, dtype=("dtype", "f4")),
+    "nn.Parameter": row(nn.Parameter, data=X, requires_grad=FLAG, dtype=("dtype", "f4")),
+    "op": row(lambda function: tr.op(function)(1.0), function=("own op", double.__wrapped__)),
+    "no_grad": row(tr.no_grad),
+    "spelled_out": row(tr.spelled_out),
+    "detect_anomaly": row(tr.detect_anomaly),
+    "keep_pages": row(tr.keep_pages),
+    "scope": row(
+        lambda **given: tr.scope(**given).__enter__(), name=("text", "part"), level=("level", 1)
+    ),
+    # ---- primitive ops
+    **{n: binary(getattr(tr, n)) for n in ("add", "sub", "mul", "div", "maximum", "power")},
+    **{n: unary(getattr(tr, n)) for n in (
+        "exp", "log", "sqrt", "tanh", "sigmoid", "relu", "gelu_exact", "normal_cdf")},
+    **{n: reduction(getattr(tr, n)) for n in ("sum", "mean", "var", "max", "norm")},
+    "where": row(tr.where, condition=("array", np.ones((2, 3), bool)), a=X, b=X),
+    "shift": row(tr.shift, x=X, by=("by", 1.0)),
+    "scale": row(tr.scale, x=X, by=("by", 1.0)),
+    "raise_to": row(tr.raise_to, x=X, exponent=("by", 2.0)),
+    "matmul": row(tr.matmul, a=X, b=("array", floats(3, 2))),
+    "reshape": row(tr.reshape, x=X, shape=("shape", (3, 2))),
+    "transpose": row(tr.transpose, x=X, axes=("axes", (1, 0))),
+    "getitem": row(tr.getitem, x=X, index=("index", 1)),
+    "concatenate": row(tr.concatenate, tensors=("arrays", [floats(2, 3)]), axis=("axis", 0)),
+    "stack": row(tr.stack, tensors=("arrays", [floats(2, 3)]), axis=("axis", 0)),
+    # ---- fused ops
+    **fused(tr),
+    **{f"composed.{name}": r for name, r in fused(tr.composed).items()},
+    "residual": row(tr.residual, x=X, fx=X),
+    "mse": row(tr.mse, prediction=X, target=X),
+    "dropout": row(
+        tr.dropout, x=X, p=("share", 0.5), rng=("rng", np.random.default_rng(0)), training=FLAG_ON
+    ),
+    # ---- methods
+    **{f"Tensor.{n}": method(n) for n in (
+        "detach", "zero_grad", "exp", "log", "sqrt", "tanh", "sigmoid", "relu", "gelu")},
+    "Tensor.item": row(lambda: floats(1, 1).item()),
+    "Tensor.numpy": row(lambda: floats(2).detach().numpy()),
+    "Tensor.retain_grad": row(lambda: (floats(2) * 2).retain_grad()),
+    **{f"Tensor.{n}": method(n, axis=AXIS, keepdims=FLAG) for n in (
+        "sum", "mean", "var", "max", "min")},
+    **{f"Tensor.{n}": method(n, axis=AXIS) for n in ("softmax", "log_softmax")},
+    "Tensor.reshape": row(lambda shape: floats(2, 3).reshape(shape), shape=("shape", (3, 2))),
+    "Tensor.transpose": row(lambda axes: floats(2, 3).transpose(axes), axes=("axes", (1, 0))),
+    "Tensor.swapaxes": method("swapaxes", a=("axis_number", 0), b=("axis_number", 1)),
+    "Tensor.backward": row(
+        lambda **given: (floats(2, 3) * 2).backward(**given),
+        grad=("array", np.ones((2, 3))), retain_graph=FLAG,
+    ),
+    "Tensor.data": row(with_data, data=X),
+    "Tensor.grad": row(with_grad, grad=("array?", np.ones((2, 3)))),
+    **{f"Tensor.{name}": operator(name, word) for name, word in OPERATORS.items()},
+    "Tensor.__matmul__": row(lambda matmul: floats(2, 3) @ matmul, matmul=("array", floats(3))),
+    "Tensor.__rmatmul__": row(lambda matmul: matmul @ floats(3), matmul=("array", floats(2, 3))),
+    "Tensor.__getitem__": row(lambda getitem: floats(2, 3)[getitem], getitem=("index", 1)),
+    # ---- checks, training state, probes
+    "gradcheck": row(
+        tr.gradcheck, fn=("function", double), inputs=("arrays", [floats(2, 3)]),
+        eps=("above 0", 1e-6), atol=("from 0", 1e-6), rtol=("from 0", 1e-5), seed=SEED,
+    ),
+    "checkpoint": row(
+        lambda fn, inputs: tr.checkpoint(fn, inputs), fn=("function", double), inputs=X
+    ),
+    "data_parallel": row(
+        lambda loss, batch, threads: tr.data_parallel(loss, batch, threads=threads),
+        loss=("function", lambda x: (floats(3) * x).mean()), batch=("array", np.ones((4, 3), "f4")),
+        threads=("size", 2),
+    ),
+    "save": row(lambda path: tr.save(path, x=1), path=("path", None)),
+    "load": row(tr.load, path=("path", None)),
+    "probe.stream": row(tr.probe.stream, model=("model", MODEL), tokens=TOKENS),
+    **{f"probe.{n}": row(getattr(tr.probe, n), model=("model", MODEL), batch=BATCH) for n in (
+        "stream_rms", "token_cosine", "neighbour_cosine", "stream_gradient", "weight_gradients",
+        "attention_entropy", "report")},
+    "probe.update_ratio": row(
+        tr.probe.update_ratio, before=("state", COPY["load"]), after=("state", COPY["load"])
+    ),
+    # ---- optimizers
+    "optim.Optimizer": optimizer(optim.Optimizer),
+    "optim.SGD": optimizer(optim.SGD, momentum=("from 0", 0.9), weight_decay=("from 0", 0.1)),
+    "optim.Adam": optimizer(optim.Adam, **ADAM),
+    "optim.AdamW": optimizer(optim.AdamW, **ADAM),
+    **{f"Optimizer.{n}": row(lambda n=n: getattr(trained(), n)()) for n in (
+        "zero_grad", "step", "state_dict")},
+    "Optimizer.load_state_dict": row(load, state=("state", trained().state_dict())),
+    "optim.clip_grad_norm": row(
+        optim.clip_grad_norm, params=PARAMS, max_norm=("from 0 to infinity", 1.0)
+    ),
+    "optim.warmup_constant": row(optim.warmup_constant, lr=LR, warmup=WARMUP),
+    "optim.warmup_cosine": row(
+        optim.warmup_cosine, lr=LR, warmup=WARMUP, total=("count", 9), floor=("from 0", 0.0)
+    ),
+    "optim.inverse_sqrt": row(optim.inverse_sqrt, lr=LR, warmup=WARMUP),
+    # ---- modules
+    "nn.xavier": row(nn.xavier, rng=SEED, n_in=("size", 2), n_out=("size", 2)),
+    "nn.Module": row(nn.Module),
+    "nn.ModuleList": row(nn.ModuleList),
+    "nn.Sequential": row(lambda layer: nn.Sequential(layer)(floats(2)), layer=("function", tr.exp)),
+    "nn.Linear": layer(nn.Linear, 3, 2, n_in=("size", 2), n_out=("size", 4), bias=FLAG, rng=SEED),
+    "nn.Embedding": row(nn.Embedding, count=("size", 5), d_model=("size", 4), rng=SEED),
+    "nn.LayerNorm": layer(nn.LayerNorm, 2, 3, d_model=("size", 3), eps=("from 0", 0.1)),
+    "nn.RMSNorm": layer(nn.RMSNorm, 2, 3, d_model=("size", 3), eps=("from 0", 0.1), affine=FLAG),
+    "nn.Dropout": layer(nn.Dropout, 2, 3, p=("share", 0.5), rng=SEED),
+    "nn.MultiHeadAttention": layer(
+        nn.MultiHeadAttention, 2, 4,
+        d_model=("size", 4), heads=("size", 2), causal=FLAG, bias=FLAG, rng=SEED,
+    ),
+    "nn.FeedForward": layer(
+        nn.FeedForward, 2, 4,
+        d_model=("size", 4), d_ff=("size", 8), activation=("name", "relu"), rng=SEED,
+    ),
+    "nn.TransformerBlock": layer(nn.TransformerBlock, 1, 2, 4, **BLOCK),
+    "nn.TransformerStack": row(stack, blocks=("size", 1), **BLOCK),
+    "nn.TransformerLM": row(language_model, **LM),
+    "nn.TiedHead": row(nn.TiedHead, table=("parameter", nn.Parameter(np.ones((5, 3))))),
+    **{
+        f"nn.{name}": placed(rule)
+        for name, rule in vars(nn).items()
+        if isinstance(rule, type) and issubclass(rule, nn.Residual) and rule is not nn.Residual
+    },
+    **{
+        f"nn.{name}": row(rule, norm=("function" if hasattr(rule(make_norm), "norm") else "any",
+                                      make_norm))
+        for name, rule in vars(nn).items()
+        if isinstance(rule, type) and issubclass(rule, nn.BlockRule)
+    },
+    "nn.Placement": row(nn.Placement),
+    "nn.Residual": row(
+        nn.Residual, branch=("function", tr.relu), norm=("function", make_norm)
+    ),
+    "nn.placement_class": row(nn.placement_class, placement=("name", "post")),
+    "nn.DynamicTanh": layer(
+        nn.DynamicTanh, 2, 3, d_model=("size", 3), alpha=("real", 0.5)
+    ),
+    "nn.TransformerEncoderDecoder": row(
+        encoder_decoder, **LM, decoder_blocks=("size?", 2)
+    ),
+    **{
+        name: row(lambda x, module=module: module(x), x=given)
+        for name, module, given in (
+            ("Linear()", nn.Linear(3, 2, rng=0), X), ("LayerNorm()", nn.LayerNorm(3), X),
+            ("RMSNorm()", nn.RMSNorm(3), X), ("FeedForward()", nn.FeedForward(3, 2, rng=0), X),
+            ("Dropout()", nn.Dropout(0.5, rng=0), X), ("Embedding()", MODEL.token, TOKENS),
+            ("TransformerStack()", MODEL.stack, ("array", floats(1, 2, 4))),
+            ("TransformerLM()", MODEL, TOKENS),
+        )
+    },
+    "MultiHeadAttention()": row(
+        lambda x, mask: nn.MultiHeadAttention(4, 2, rng=0)(x, mask=mask),
+        x=("array", floats(3, 4)), mask=("mask", np.ones((3, 3), bool)),
+    ),
+    "Module.load_state_dict": of_layer("load_state_dict", state=("state", COPY["load"])),
+    "Module.astype": of_layer("astype", dtype=("float dtype", "f8")),
+    "Module.train": of_layer("train", mode=FLAG),
+    **{f"Module.{n}": of_layer(n) for n in (
+        "eval", "zero_grad", "state_dict", "parameters", "num_parameters", "named_parameters",
+        "modules", "named_modules", "members", "extra")},
+    "TransformerLM.embed": row(MODEL.embed, tokens=TOKENS),
+    "TransformerLM.loss": row(
+        MODEL.loss, tokens=("integers", [[0, 1]]), targets=("integers", [[1, 2]])
+    ),
+    "TransformerLM.generate": row(
+        MODEL.generate, prompt=("integers", [0, 1]), count=("count", 2),
+        temperature=("from 0", 1.0), top_k=("size?", 2), rng=SEED,
+    ),
+    # ---- graphs
+    "trace": row(tr.trace, output=("traced", floats(2, 3) * 2)),
+    "trace_backward": row(
+        lambda loss: tr.trace_backward(loss, retain_graph=True),
+        loss=("traced", (floats(2, 3) * 2).sum()),
+    ),
+    "draw": row(
+        tr.draw, output_or_graph=("traced", floats(2, 3) * 2), depth=("depth", 1),
+        rankdir=("name", "BT"), theme=("word", "auto"),
+    ),
+    "draw_pair": row(
+        tr.draw_pair, left=("traced", floats(2, 3) * 2), right=("traced", floats(2, 3) * 2)
+    ),
+}  # fmt: skip

@@ -1,0 +1,170 @@
+"""Whatever is given: it works, or the error says which argument is wrong, and what came.
+
+Every argument of every public function in turn is replaced by all the strange values of its kind
+(`input_rows.py`). Some must be refused; the others may work, and then the gradient must come back,
+too.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import reprlib
+import warnings
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from input_rows import KINDS, ROWS
+from op_cases import OPS
+
+import tinyres as tr
+
+REFUSALS = (ValueError, TypeError, IndexError, KeyError, FloatingPointError)
+# How messages of NumPy and of Python begin that no function of the package has put into words.
+BARE = (
+    "operands could not", "setting an array", "could not broadcast", "unsupported operand",
+    "cannot reshape", "axis ", "index ", "list index", "tuple index", "loop of ufunc", "ufunc ",
+    "could not convert", "float() arg", "int() arg", "only integer", "shapes ", "all the input",
+    "'NoneType'", "'str'", "'int'", "'object'", "'float'", "object of type",
+)  # fmt: skip
+
+
+def public() -> set[str]:
+    """The names of all public functions and classes, and of the public methods of some."""
+    names = set()
+    for prefix, module in (("", tr), ("nn.", tr.nn), ("optim.", tr.optim), ("probe.", tr.probe),
+                           ("composed.", tr.composed)):  # fmt: skip
+        for name, value in vars(module).items():
+            if name.startswith("_") or isinstance(value, ModuleType) or not callable(value):
+                continue
+            own = getattr(value, "__module__", "").startswith("tinyres")
+            if prefix in ("probe.", "composed.", "optim."):  # these also import for themselves
+                own = getattr(value, "__module__", "") == module.__name__
+            names |= {prefix + name} if own else set()
+    for kind in (tr.Tensor, tr.nn.Module, tr.optim.Optimizer, tr.nn.TransformerLM):
+        for parent in kind.__mro__:
+            if parent.__module__.startswith("tinyres") and (kind is parent or kind is tr.Tensor):
+                names |= {
+                    f"{kind.__name__}.{name}"
+                    for name, value in vars(parent).items()
+                    if inspect.isfunction(value) and not name.startswith("_")
+                }
+    return names
+
+
+# What is there to be overridden, or is an argument's check and no tool.
+NOT_TO_BE_CALLED = {
+    "Module.forward", "Optimizer.update", "TransformerLM.forward",
+    "composed.of_tensors", "composed.checked_targets",
+    "composed.integers", "composed.checked_index", "composed.checked_mask",
+    "composed.allowed_pairs",
+}  # fmt: skip
+
+
+def test_every_public_function_has_a_row():
+    missing = public() - ROWS.keys() - NOT_TO_BE_CALLED
+    assert not missing, f"give these a row in tests/input_rows.py: {sorted(missing)}"
+
+
+def copied(value: Any) -> Any:
+    """Each call gets arguments of its own; the end of a graph can't be copied."""
+    return value if isinstance(value, tr.Tensor) and not value.is_leaf else copy.deepcopy(value)
+
+
+def run(row: Any, **changed: Any) -> Any:
+    """The row's function with good arguments but one, and back again where there is a gradient."""
+    given = {name: copied(value) for name, (_, value) in row.args.items()} | changed
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Mean of empty|Degrees of freedom|invalid value|overflow")
+        out = row.call(**given)
+        if isinstance(out, tr.Tensor) and out.requires_grad:
+            inputs = [t for t in given.values() if isinstance(t, tr.Tensor) and t.requires_grad]
+            out.backward(np.ones(out.shape))
+            assert all(t.grad is None or t.grad.shape == t.shape for t in inputs)
+    return out
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_good_arguments_are_taken(name, tmp_path):
+    if name in ("save", "load"):  # tests/test_state.py
+        return
+    run(ROWS[name])
+
+
+def what_came(value: Any) -> set[str]:
+    """Ways of saying what was given."""
+    words = {reprlib.repr(value), str(value), type(value).__name__}
+    if isinstance(value, type | str):
+        words |= {"datetime64"} if value == "M8[s]" else {str(value).split("'")[-2:][0]}
+    elif not is_ragged(value):
+        words |= {str(np.shape(value)), str(getattr(value, "dtype", words))}
+    if isinstance(value, dict):
+        words |= {str(list(value))}
+    if isinstance(value, list | np.ndarray) and not is_ragged(value) and np.size(value) == 0:
+        words |= {"empty"}
+    if isinstance(value, bool):
+        words |= {str(int(value))}  # which it is, as a number
+    if isinstance(value, list | tuple):
+        for part in value:
+            words |= what_came(part)
+    return words | ({"at least one"} if isinstance(value, list | dict) and not value else set())
+
+
+# Where the argument has another name in the message than in the row.
+OTHER_NAMES = {
+    "nn.Parameter": ["Tensor"], "checkpoint": ["Tensor"], "gradcheck": ["double"],
+    "gelu_exact": ["Tensor", "normal_cdf"],
+    **{n: ["TransformerLM", "embedding", "cross_entropy"] for n in ROWS if n.startswith("probe.")},
+    **{n: OPS.keys() for n in ROWS if n.startswith(("nn.", "TransformerLM.")) or "()" in n},
+    "data_parallel": ["mul"],
+    **{n: ["trace"] for n in ("trace_backward", "draw", "draw_pair")},
+    **{name: ["shift", "scale", "raise_to"] for name in ROWS if name.startswith("Tensor.__")},
+}  # fmt: skip
+
+
+def is_ragged(value: Any) -> bool:
+    try:
+        np.shape(value)
+    except ValueError:
+        return True
+    return False
+
+
+def complaint(error: Exception, name: str, argument: str, value: Any) -> str | None:
+    """What is wrong with an error message."""
+    text = str(error.args[0]) if error.args else ""
+    function = name.split(".")[-1].strip("_()")
+    words = {function, argument, *OTHER_NAMES.get(name, ())}
+    if name.startswith("composed."):
+        words |= OPS.keys()  # it is made of these, and the one that fails says so
+    if not isinstance(error, REFUSALS):
+        return "is of the wrong type"
+    if text.startswith(BARE):
+        return "is bare"
+    if not any(word in text for word in words):
+        return f"names neither {function} nor {argument}"
+    if not any(word in text for word in what_came(value)):
+        return "does not say what came"
+    return None
+
+
+@pytest.mark.parametrize(
+    "name, argument", [(n, a) for n, r in ROWS.items() for a in r.args], ids=str
+)
+def test_a_strange_argument_works_or_is_explained(name, argument):
+    kind = KINDS[ROWS[name].args[argument][0]]
+    wrong = []
+    for value in (*kind.refused, *kind.either):
+        what = f"{name}({argument}={reprlib.repr(value)})"
+        try:
+            run(ROWS[name], **{argument: value})
+        except Exception as error:
+            reason = complaint(error, name, argument, value)
+            if reason is not None:
+                wrong.append(f"{what}: {type(error).__name__} {reason}: {error}")
+        else:
+            if any(value is v for v in kind.refused):
+                wrong.append(f"{what} was taken")
+    assert not wrong, "\n".join(wrong)
