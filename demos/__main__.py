@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
+import ast
+from pathlib import Path
 
 LESSONS = (
     "tour", "worked_example", "vanishing_signal", "draw_blocks", "gradient_flow", "compare",
@@ -11,8 +12,9 @@ LESSONS = (
 
 
 def first_line(lesson: str) -> str:
-    """What a lesson is about, in its own words."""
-    return (importlib.import_module(f"demos.{lesson}").__doc__ or "").splitlines()[0]
+    """What a lesson is about, in its own words, without importing it."""
+    source = Path(__file__).with_name(f"{lesson}.py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(source)) or "").splitlines()[0]
 
 
 def main() -> int:

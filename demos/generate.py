@@ -43,6 +43,15 @@ def sample(model: tr.nn.TransformerLM, symbols: str, prompt: str, count: int, **
     return text.decode(symbols, model.generate(text.encode(symbols, prompt), count, **how))
 
 
+def opening(symbols: str) -> str:
+    """What a text may begin after: the end of a line, where the vocabulary has one.
+
+    >>> opening("abc")
+    'a'
+    """
+    return "\n" if "\n" in symbols else symbols[0]
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m demos.generate",
@@ -50,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("checkpoint", nargs="?", default="out/train_stacks/checkpoint.npz")
-    parser.add_argument("--prompt", default="\n", help="how the text begins")
+    parser.add_argument("--prompt", help="how the text begins (default: a new line)")
     parser.add_argument("--count", type=int, default=400, help="characters to write")
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--top-k", type=int, default=None)
@@ -59,8 +68,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         model, symbols = load_model(args.checkpoint)
+        prompt = opening(symbols) if args.prompt is None else args.prompt
         written = sample(
-            model, symbols, args.prompt, args.count,
+            model, symbols, prompt, args.count,
             temperature=args.temperature, top_k=args.top_k, rng=args.seed,
         )  # fmt: skip
     except FileNotFoundError:

@@ -91,15 +91,15 @@ def findings(depths: list[dict[str, Any]], moments: list[dict[str, Any]]) -> lis
     return [
         Finding(
             "Before training, deep Post-LN makes all tokens alike (1 - cosine at the top)",
-            f"{shallow} and {deep} blocks: Post-LN {top['post', shallow]:.1e} and "
-            f"{top['post', deep]:.1e}, Pre-LN {top['pre', shallow]:.2f} and {top['pre', deep]:.2f}",
+            f"{shallow} and {deep} blocks: Post-LN {top['post', shallow]:.2g} and "
+            f"{top['post', deep]:.1g}, Pre-LN {top['pre', shallow]:.2g} and {top['pre', deep]:.2g}",
             top["post", deep] < 1e-4 and top["pre", deep] > 0.03,
         ),
         Finding(
             "In training Post-LN's tokens stay alike and its gradient dies; Pre-LN recovers",
             f"1 - cosine at steps {', '.join(map(str, MOMENTS))}: Post-LN {course('post')}, "
-            f"Pre-LN {course('pre')}; the embedding's gradient falls to {left['post']:.1%} "
-            f"and {left['pre']:.1%}",
+            f"Pre-LN {course('pre')}; the embedding's gradient falls to {left['post']:.2g} "
+            f"and {left['pre']:.2g} of its first size",
             collapse["post", late] < 0.1 * collapse["post", first]
             and collapse["pre", late] > collapse["pre", early]
             and left["post"] < 0.1 < left["pre"],
@@ -149,11 +149,15 @@ def lesson(source: text.Text, out: Path, seed: int = 0, setting: Setting = SETTI
     depths = by_depth(source, seed)
     moments = in_training(source, setting.but(seed=seed))
     first, second = pictures(depths, moments, out)
+    stacks = {(m["placement"], m["blocks"]): m for m in depths}
     rows = [
-        (NAMES[m["placement"]], str(m["blocks"]), f"{m['top feed-forward gradient']:.2f}",
-         f"{m['collapse'][-1]:.1e}")
-        for m in depths
-    ]  # fmt: skip
+        [str(blocks)]
+        + [f"{stacks[p, blocks]['collapse'][-1]:.2g}" for p in NAMES]
+        + [f"{stacks[p, blocks]['top feed-forward gradient']:.2g}" for p in NAMES]
+        for blocks in DEPTHS
+    ]
+    head = ["blocks"] + [f"{what}, {name}" for what in ("1 - cosine", "top gradient")
+                         for name in NAMES.values()]  # fmt: skip
     parts = [
         """
         What passes a Post-LN stack at initialisation is large enough, but it says less and less.
@@ -167,9 +171,9 @@ def lesson(source: text.Text, out: Path, seed: int = 0, setting: Setting = SETTI
         to choose between.
         """,
         first,
-        Table(("placement", "blocks", "gradient of the top feed-forward matrix", "1 - cosine"),
-              rows, "At initialisation. The weight gradient at the top of Post-LN does not vanish, "
-              "at no depth: the collapse of the tokens is what goes wrong first."),
+        Table(head, rows, "At initialisation. Top gradient: norm of the gradient of the last "
+              "feed-forward matrix. It does not vanish in Post-LN, at no depth. What goes wrong "
+              "first is that the tokens become alike."),
         f"""
         Then training begins. Adam moves every weight by about the learning rate, however small its
         gradient is. The first steps drive both stacks towards the collapse. Pre-LN comes

@@ -52,9 +52,8 @@ def picture(out: Path) -> plots.Picture:
     return plots.Picture("own-placement", drawing.svg(prefix="own-placement"), words)
 
 
-def lesson(source: text.Text, out: Path, seed: int = 0, steps: int = 150) -> Section:
+def lesson(source: text.Text, out: Path, setting: Setting) -> Section:
     """Train it beside Pre-LN and Post-LN, and draw it."""
-    setting = Setting(seed=seed, steps=steps)
     task = make_task(setting, source)
     runs = {name: train(setting, task, label, rule) for name, (label, rule) in RULES.items()}
     loss = {name: run.result["val_loss"] for name, run in runs.items()}
@@ -79,7 +78,7 @@ def lesson(source: text.Text, out: Path, seed: int = 0, steps: int = 150) -> Sec
         Figure([picture(out)], "The orange line is unbroken, as in Pre-LN."),
         Figure([losses], f"{setting.blocks} blocks, learning rate {setting.lr:g}, no warm-up."),
         Table(("placement", "loss on unseen text", "RMS of the stream at the top"), rows,
-              f"After {steps} steps."),
+              f"After {setting.steps} steps."),
     ]  # fmt: skip
     finding = Finding(
         "A norm at the end of the branch leaves the stream alone, and the stack learns",
@@ -94,7 +93,8 @@ def lesson(source: text.Text, out: Path, seed: int = 0, steps: int = 150) -> Sec
 def main(argv: list[str] | None = None) -> int:
     args = options("own_placement", __doc__, seed=0, steps=150, text="").parse_args(argv)
     source = text.load(args.text or None)
-    return finish(lesson(source, args.out, args.seed, args.steps), args.out)
+    setting = Setting(seed=args.seed, steps=args.steps)
+    return finish(lesson(source, args.out, setting), args.out)
 
 
 if __name__ == "__main__":

@@ -134,10 +134,7 @@ def _plain(value: Any) -> Any:
 
 def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -> Path:
     """One HTML file with everything in it: it is readable without a network."""
-    contents = ""
-    if len(sections) > 1:
-        rows = "".join(f'<li><a href="#{s.name}">{escape(s.title)}</a></li>' for s in sections)
-        contents = f"{_summary(sections)}<nav><ol>{rows}</ol></nav>"
+    contents = _contents(sections) if len(sections) > 1 else ""
     body = "".join(map(_section, sections))
     html = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -151,14 +148,19 @@ def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -
     return path
 
 
-def _summary(sections: Sequence[Section]) -> str:
+def _contents(sections: Sequence[Section]) -> str:
+    """The sections with their claims, and how many of these hold."""
     findings = [finding for section in sections for finding in section.findings]
     held = sum(f.holds for f in findings)
-    rest = "" if held == len(findings) else " Those that do not hold are marked where they stand."
-    return (
-        f"<p>{held} of the {len(findings)} claims on this page hold in this run, by the numbers "
-        f"that it measured.{rest}</p>\n"
-    )
+    rows = ""
+    for section in sections:
+        claims = "".join(
+            f"<li>{_inline(f.claim)}{'' if f.holds else ' <b>(does not hold in this run)</b>'}</li>"
+            for f in section.findings
+        )
+        rows += f'<li><a href="#{section.name}">{escape(section.title)}</a><ul>{claims}</ul></li>\n'
+    count = f"{held} of the {len(findings)} claims hold by the numbers that this run measured."
+    return f"<nav><ol>\n{rows}</ol>\n<p>{count}</p></nav>\n"
 
 
 def _section(section: Section) -> str:
@@ -194,9 +196,14 @@ def _part(part: Part) -> str:
 
 
 def _paragraph(text: str) -> str:
-    """Paragraphs of plain text; `code` stands between backquotes."""
-    blocks = [block for block in textwrap.dedent(text).strip().split("\n\n") if block]
-    return "".join(f"<p>{_inline(block)}</p>\n" for block in blocks)
+    """Paragraphs; `code` stands between backquotes, an indented block is a formula."""
+    html = ""
+    for block in re.split(r"\n\s*\n", textwrap.dedent(text).strip("\n")):
+        if block.startswith("    "):
+            html += f"<pre>{escape(textwrap.dedent(block))}</pre>\n"
+        elif block.strip():
+            html += f"<p>{_inline(block.strip())}</p>\n"
+    return html
 
 
 def _inline(text: str) -> str:
@@ -212,35 +219,43 @@ CSS = """
 html { background: var(--page); color: var(--ink); -webkit-text-size-adjust: 100%; }
 body { margin: 0;
   font: 17px/1.6 system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; }
-main { max-width: 54rem; margin: 0 auto; padding: 2.5rem 1.25rem 5rem; }
-h1 { font-size: 2rem; line-height: 1.2; margin: 0 0 1rem; text-wrap: balance; }
-h2 { font-size: 1.4rem; line-height: 1.3; margin: 3.5rem 0 .75rem; text-wrap: balance; }
-p, ul.findings, nav { max-width: 42rem; }
-p { margin: 0 0 1rem; }
+main { max-width: 70rem; margin: 0 auto; padding: 2.5rem 1.25rem 5rem; }
+h1, h2, p, pre, nav, figcaption, .findings, .scroll { max-width: 42rem; margin-inline: auto; }
+h1 { font-size: 2.1rem; line-height: 1.2; margin-block: 0 1rem; text-wrap: balance; }
+h2 { font-size: 1.45rem; line-height: 1.3; margin-block: 4rem .75rem; text-wrap: balance; }
+p { margin-block: 0 1rem; }
 a { color: var(--link); }
 code, pre { font: .88em/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 code { background: var(--card); padding: .1em .3em; border-radius: 4px; }
-pre { background: var(--card); border: 1px solid var(--line); border-radius: 8px; margin: 0;
-  padding: 1rem; overflow-x: auto; font-size: .8rem; }
-nav ol { padding-left: 1.4rem; margin: 0 0 1rem; }
-figure { margin: 1.5rem 0; }
-figcaption { color: var(--muted); font-size: .88rem; line-height: 1.5; margin-top: .5rem;
-  max-width: 42rem; }
-.pictures { display: grid; gap: 1rem; align-items: end;
-  grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); }
+pre { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
+  margin-block: 0; padding: 1rem; overflow-x: auto; font-size: .8rem; }
+p + pre { margin-bottom: 1rem; }
+nav { border-block: 1px solid var(--line); padding-top: 1rem; margin-top: 1.5rem; }
+nav ol { padding-left: 1.4rem; margin: 0 0 .75rem; }
+nav ul { list-style: none; padding: 0; margin: 0 0 .5rem; }
+nav ul, nav p { color: var(--muted); font-size: .88rem; line-height: 1.45; }
+nav b { color: var(--fails); }
+figure { margin: 1.75rem 0; }
+figcaption { color: var(--muted); font-size: .88rem; line-height: 1.5; margin-top: .6rem; }
+.pictures { display: grid; gap: 1rem; align-items: end; margin-inline: auto;
+  grid-template-columns: repeat(auto-fit, minmax(min(19rem, 100%), 1fr)); }
 .n1 { max-width: 36rem; }
+.n2, .n4 { max-width: 56rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); }
 .picture { min-width: 0; text-align: center; }
 .picture svg { max-width: 100%; height: auto; }
 .picture svg.plot { width: 100%; }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
-th, td { text-align: left; padding: .4rem 1.2rem .4rem 0; border-bottom: 1px solid var(--line);
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem;
+  line-height: 1.45; }
+th, td { text-align: left; padding: .4rem 1.1rem .4rem 0; border-bottom: 1px solid var(--line);
   vertical-align: top; }
 th { color: var(--muted); font-weight: 600; }
-ul.findings { list-style: none; margin: 1.5rem 0 0; padding: 0; }
-ul.findings li { border-left: 4px solid var(--holds); background: var(--card); margin: .5rem 0;
-  padding: .6rem .9rem; border-radius: 0 6px 6px 0; font-size: .95rem; }
-ul.findings b { color: var(--holds); }
-ul.findings li.fails { border-color: var(--fails); }
-ul.findings li.fails b { color: var(--fails); }
+td:last-child { white-space: nowrap; }
+.findings { list-style: none; margin-block: 1.75rem 0; padding: 0; }
+.findings li { border-left: 4px solid var(--holds); background: var(--card); margin: .5rem 0;
+  padding: .6rem .9rem; border-radius: 0 6px 6px 0; font-size: .95rem; line-height: 1.5; }
+.findings b { color: var(--holds); }
+.findings .fails { border-color: var(--fails); }
+.findings .fails b { color: var(--fails); }
 """
