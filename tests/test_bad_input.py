@@ -1,7 +1,7 @@
 """Whatever is given: it works, or the error says which argument is wrong, and what came.
 
 Every argument of every public function in turn is replaced by all the strange values of its kind
-(`input_rows.py`). Some must be refused; the others may work, and then the gradient must come back,
+(`input_kinds.py`). Some must be refused; the others may work, and then the gradient must come back,
 too.
 """
 
@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from input_rows import KINDS, ROWS
+from input_kinds import KINDS
+from input_rows import ROWS
 from op_cases import OPS
 
 import tinyres as tr
