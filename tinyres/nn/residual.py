@@ -143,7 +143,7 @@ class WithoutNorm(Residual):
 class Plain(WithoutNorm):
     """y = F(x): neither residual nor norm, what deep networks were before 2015.
 
-    (LeCun et al. 1989)
+    (He et al. 2016, sec. 3.3: plain networks)
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -36,8 +36,8 @@ def block_of(index: int) -> int:
 class ScaledInit(PreLN):
     """y = x + F(norm(x)): Pre-LN whose branches start small.
 
-    W_O and W_2 start 1/sqrt(2N) times smaller, so that the sum of all branches does not grow with
-    depth.
+    W_O and W_2 start 1/sqrt(2N) times as large, so that the sum of all branches does not grow
+    with depth.
 
     (Radford et al. 2019, GPT-2, sec. 2.3)
     """
@@ -175,7 +175,7 @@ class PeriLN(Sandwich):
 class DeepNorm(Residual):
     """y = norm(alpha x + F(x)): a Post-LN that changes little at first, however deep.
 
-    alpha = (2N)^(1/4); W_V, W_O, W_1, W_2 start (8N)^(-1/4) times smaller, W_Q and W_K do not.
+    alpha = (2N)^(1/4); W_V, W_O, W_1, W_2 start (8N)^(-1/4) times as large, W_Q and W_K as ever.
     Beside a decoder of M blocks an encoder has 0.81 (N^4 M)^(1/16) and 0.87 (N^4 M)^(-1/16), and
     the decoder (3M)^(1/4) and (12M)^(-1/4).
 
@@ -205,7 +205,7 @@ class DeepNorm(Residual):
 class PostLNInit(PostLN):
     """y = norm(x + F(x)): Post-LN with smaller initial matrices in the lower blocks.
 
-    The matrices of block b start 1/(N - b + 1) times smaller.
+    The matrices of block b start 1/(N - b + 1) times as large.
 
     (Wang et al. 2022, DeepNet: Post-LN-init)
     """
@@ -347,8 +347,8 @@ def _absolute(a: Tensor) -> Tensor:
 class TFixup(OnlyResidual):
     """y = x + F(x): no norm and no warm-up, but small initial matrices.
 
-    W_V, W_O, W_1, W_2 start 0.67 N^(-1/4) times smaller, in the M blocks of a decoder with
-    cross-attention (9M)^(-1/4); the embeddings (9N)^(-1/4).
+    W_V, W_O, W_1, W_2 start 0.67 N^(-1/4) times as large, in the M blocks of a decoder with
+    cross-attention (9M)^(-1/4) times; the embeddings (9N)^(-1/4) times.
 
     (Huang et al. 2020, T-Fixup, code)
     """
