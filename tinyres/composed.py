@@ -110,7 +110,8 @@ def attention(q: Any, k: Any, v: Any, *, mask: Any = None, causal: bool = False)
         allowed: Any = allowed_pairs(scores.shape, mask, causal)
         if allowed is not None:
             scores = ops.where(allowed, scores, np.asarray(FORBIDDEN, scores.dtype))
-    weights: Any = softmax(scores)  # (..., T_q, T_k), rows sum to 1
+    # (..., T_q, T_k), rows sum to 1; over no keys at all there is nothing to be weighed
+    weights: Any = softmax(scores) if scores.shape[-1] else scores
     with scope("@ v", level=2):
         if mask is not None:  # a row that may attend to nothing gives zeros
             weights = weights * allowed.any(-1, keepdims=True).astype(scores.dtype)

@@ -42,7 +42,7 @@ def linear(x, weight, bias=None):
     shape = x.shape
 
     def pullback(g):
-        g = g.reshape(-1, g.shape[-1])
+        g = g.reshape(len(rows), g.shape[-1])
         gx = (g @ weight.T).reshape(shape)
         return gx, rows.T @ g, None if bias is None else np.ones(len(g), g.dtype) @ g
 
@@ -283,7 +283,7 @@ def embedding(weight, *, index):
         rows, starts = np.unique(index.reshape(-1)[order], return_index=True)
         out = np.zeros(shape, dtype)
         if rows.size:
-            out[rows] = np.add.reduceat(g.reshape(-1, *shape[1:])[order], starts, axis=0)
+            out[rows] = np.add.reduceat(g.reshape(index.size, *shape[1:])[order], starts, axis=0)
         return (out,)
 
     return weight[index], pullback
