@@ -25,8 +25,10 @@ def update_ratio(before: dict[str, Array], after: dict[str, Array]) -> dict[str,
     for which, state in (("before", before), ("after", after)):
         expect.instance(f"update_ratio: {which}", state, Mapping, "a state dict")
     if before.keys() != after.keys():
-        names = sorted(before.keys() ^ after.keys())
-        raise KeyError(f"update_ratio: only one of the two states has {names}")
+        raise KeyError(
+            "update_ratio: both states must have the same names, but before has "
+            f"{sorted(before)} and after {sorted(after)}"
+        )
     return {
         name: float(np.linalg.norm(after[name] - w) / max(float(np.linalg.norm(w)), 1e-30))
         for name, w in before.items()
