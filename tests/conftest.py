@@ -9,8 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 import tinyres as tr
+
+# How many examples a property is tried on: `pytest --hypothesis-profile=ci` or `=long`.
+for _name, _examples in {"default": 150, "ci": 2_000, "long": 100_000}.items():
+    settings.register_profile(
+        _name, max_examples=_examples, deadline=None, database=None, derandomize=_name != "long"
+    )
+settings.load_profile("default")
 
 
 def leaf(*data: Any, dtype: str = "float64") -> tr.Tensor:

@@ -1,7 +1,7 @@
 """Every public function and class with good arguments.
 
-`ROWS` has one row for each, with the kind of every argument; `input_kinds.py` says which values of a
-kind must be refused, and which may work.
+`ROWS` has one row for each, with the kind of every argument; `input_kinds.py` says which values of
+a kind must be refused, and which may work.
 """
 
 from __future__ import annotations
