@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tinyres as tr
+from demos import placements as lesson
 from tinyres import nn
 from tinyres.graph.skip import find_skips
 
@@ -381,3 +382,17 @@ def test_the_skips_of_every_placement_are_found(placement):
     graph = tr.trace(built(TOKENS))
     assert len(find_skips(graph)) == SKIPS.get(placement, 4)
     assert placement == "plain" or "class=skip" in tr.draw(graph, depth=1).source
+
+
+# ---------------------------------------------------------------- the table
+
+
+def test_the_table_and_a_picture(tmp_path, capsys):
+    lesson.main([])
+    shown = capsys.readouterr().out
+    for name in NAMES:
+        found = lesson.entry(name)
+        assert f"{name:<22}{found.rule}" in shown and found.paper.split(",")[0] in shown
+    assert lesson.entry("deepnorm").constants.startswith("alpha = (2N)^(1/4)")
+    lesson.main(["--draw", "b2t", "--out", str(tmp_path)])
+    assert "class=" in (tmp_path / "b2t.svg").read_text()
