@@ -6,8 +6,8 @@ import ast
 from pathlib import Path
 
 LESSONS = (
-    "tour", "worked_example", "vanishing_signal", "draw_blocks", "gradient_flow", "compare",
-    "train_stacks", "generate", "own_op", "own_placement",
+    "tour", "worked_example", "vanishing_signal", "draw_blocks", "token_collapse", "gradient_flow",
+    "compare", "reverse", "train_stacks", "generate", "own_op", "own_placement",
 )  # fmt: skip
 
 

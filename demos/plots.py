@@ -153,7 +153,15 @@ def _draw(ax: Axes, curve: Line) -> float:
     colour = COLOURS[curve.colour][0]
     if curve.faint is not None:
         ax.plot(x, curve.faint, color=colour, linewidth=0.8, alpha=0.3)
-    ax.plot(x, y, color=colour, linestyle=curve.dash, marker=curve.marker, markersize=4)
+    ax.plot(
+        x,
+        y,
+        color=colour,
+        linestyle=curve.dash,
+        marker=curve.marker,
+        markersize=5,
+        markeredgewidth=0,
+    )
     return float(y[-1])
 
 

@@ -75,6 +75,15 @@ class Section:
     records: list[dict[str, Any]] = field(default_factory=list)
 
 
+def told(lesson: str | None, start: int, end: int | None = None) -> str:
+    """Paragraphs of a lesson's docstring, counted from 0 after its first line.
+
+    >>> told("Title.\\n\\nOne.\\n\\nTwo.", 1)
+    'Two.'
+    """
+    return "\n\n".join((lesson or "").split("\n\n")[1:][start:end])
+
+
 # ---------------------------------------------------------------- the command line of a lesson
 
 
@@ -97,7 +106,7 @@ def options(name: str, lesson: str | None, **defaults: Any) -> argparse.Argument
 def finish(section: Section, out: Path) -> int:
     """Write a lesson's page and numbers, print its findings; the exit status."""
     write_records(out / "measurements.jsonl", [section])
-    page = write_page(out / "report.html", section.title, "", [section])
+    page = write_page(out / "report.html", section.title, [section])
     for finding in section.findings:
         print(finding.line())
     print(f"page, pictures and numbers: {page}")
@@ -132,7 +141,9 @@ def _plain(value: Any) -> Any:
 # ---------------------------------------------------------------- the page
 
 
-def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -> Path:
+def write_page(
+    path: Path, title: str, sections: Sequence[Section], lead: str = "", end: str = ""
+) -> Path:
     """One HTML file with everything in it: it is readable without a network."""
     contents = _contents(sections) if len(sections) > 1 else ""
     body = "".join(map(_section, sections))
@@ -141,7 +152,8 @@ def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
-        f"<h1>{escape(title)}</h1>\n{_paragraph(lead)}{contents}{body}</main>\n</body>\n</html>\n"
+        f"<h1>{escape(title)}</h1>\n{_paragraph(lead)}{contents}{body}"
+        f"<footer>{_paragraph(end)}</footer>\n</main>\n</body>\n</html>\n"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(html, encoding="utf-8")
@@ -258,4 +270,5 @@ td:last-child { white-space: nowrap; }
 .findings b { color: var(--holds); }
 .findings .fails { border-color: var(--fails); }
 .findings .fails b { color: var(--fails); }
+footer { margin-top: 4rem; color: var(--muted); font-size: .88rem; }
 """

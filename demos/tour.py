@@ -7,12 +7,15 @@ the run that wrote it; where a claim does not come true, the page and the termin
 1. By hand: x + F(x) and LayerNorm on three numbers                  (demos.worked_example)
 2. Why depth dies: forty scalings, and real stacks before training   (demos.vanishing_signal)
 3. The pictures: the graphs of both blocks and of a deep stack       (demos.draw_blocks)
-4. Why it matters where the norm stands: tokens and gradients        (demos.gradient_flow)
-5. Training on real text, and the reversing of a sequence            (demos.compare)
+4. Why it matters where the norm stands: tokens before training      (demos.token_collapse)
+5. What training does to it: tokens and gradients                    (demos.gradient_flow)
+6. Training on real text, with and without warm-up                   (demos.compare)
+7. Reversing a sequence: all or nothing                              (demos.reverse)
 """
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +23,16 @@ from pathlib import Path
 import numpy as np
 
 import tinyres as tr
-from demos import compare, draw_blocks, gradient_flow, text, vanishing_signal, worked_example
+from demos import (
+    compare,
+    draw_blocks,
+    gradient_flow,
+    reverse,
+    text,
+    token_collapse,
+    vanishing_signal,
+    worked_example,
+)
 from demos.plots import Picture
 from demos.report import Figure, Finding, Part, Section, options, write_page, write_records
 from tinyres.graph import find_skips
@@ -94,9 +106,10 @@ def run(source: text.Text, out: Path, seed: int) -> list[Section]:
         worked_example.lesson,
         lambda: vanishing_signal.lesson(source, out, seed),
         lambda: pictures(out),
+        lambda: token_collapse.lesson(source, out, seed),
         lambda: gradient_flow.lesson(source, out, seed),
-        lambda: compare.on_text(source, out, seed),
-        lambda: compare.on_reverse(out, seed),
+        lambda: compare.lesson(source, out, seed),
+        lambda: reverse.lesson(out, seed),
     ]
     sections = []
     for lesson in lessons:
@@ -114,16 +127,22 @@ def main(argv: list[str] | None = None) -> int:
     start = time.perf_counter()
     try:
         source = text.load(args.text)
-        source.check_context(compare.ON_TEXT["pre"][1].context)
+        source.check_context(compare.SETTINGS["pre"][1].context)
     except ValueError as error:
         parser.error(str(error))
     sections = run(source, args.out, args.seed)
     write_records(args.out / "measurements.jsonl", sections)
     title = "Why deep Transformers add, and where the norm stands"
-    page = write_page(args.out / "report.html", title, LEAD, sections)
+    seconds = time.perf_counter() - start
+    end = f"""
+        Made by `python -m demos.tour --seed {args.seed}` in {seconds:.0f} seconds, with Python
+        {platform.python_version()} and NumPy {np.__version__}. `python -m demos` lists the lessons,
+        each with more to try.
+    """
+    page = write_page(args.out / "report.html", title, sections, LEAD, end)
     for finding in (finding for section in sections for finding in section.findings):
         print(finding.line())
-    print(f"{time.perf_counter() - start:.0f} s. Open {page} in a browser.")
+    print(f"{seconds:.0f} s. Open {page} in a browser.")
     return 0
 
 

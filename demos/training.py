@@ -7,6 +7,7 @@ again with the same bits, because `Trainer.state` is all that the next step depe
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
@@ -224,13 +225,31 @@ class Run:
 
     @property
     def losses(self) -> list[float]:
+        """Of each step's batch."""
         return [record["loss"] for record in self.history]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every step and the result as plain data."""
+        return [{"run": self.label, **record} for record in [*self.history, self.result]]
 
 
 def train(
     setting: Setting, task: Task, label: str, placement: type[tr.nn.Residual] | None = None
 ) -> Run:
     """Train to the end and evaluate."""
+    start = time.perf_counter()
     trainer = Trainer(setting, task, placement)
     history = list(progress(trainer, label))
-    return Run(label, trainer, history, trainer.evaluate())
+    result = trainer.evaluate() | {"seconds": time.perf_counter() - start}
+    return Run(label, trainer, history, result)
+
+
+def train_all(
+    settings: dict[str, tuple[str, Setting]], text: Text | None = None, **changes: Any
+) -> dict[str, Run]:
+    """Train each of the settings (name -> label, setting), with the same changes to all."""
+    runs = {}
+    for name, (label, setting) in settings.items():
+        setting = setting.but(**changes)
+        runs[name] = train(setting, make_task(setting, text), label)
+    return runs

@@ -1,18 +1,23 @@
 """Why depth kills a signal, and what the residual addition changes.
 
-Forty blocks that each multiply by 0.9 leave 0.9 ** 40 = 1.5 % of a signal. On the way back the
-gradient passes the same forty factors, so the first block learns from 1.5 % of it. With 1.1
-instead, both grow 45 times. A plain stack works only where all factors are 1 to a hair.
+Take 40 blocks, each of which turns its input at random and scales it by 0.9. The factors multiply,
+and 0.9^40 of the signal is left at the top. On the way back the gradient passes the same factors,
+so the blocks at the bottom, where it arrives last, learn next to nothing. With 1.1 both grow
+instead. A plain stack works only where all factors are 1 to a hair.
 
-Adding instead of replacing, x + F(x), takes that away: the derivative is 1 + F'(x), and however
-little F does, the 1 stays. With F = 0 the gradient comes back unchanged to the last bit. But sums
-grow. Where F keeps the size of its input, x + F(x) grows by a factor, block after block, and that
-is why a deep stack needs a norm as well. With the norm inside the branch, x + F(norm(x)), each
-block adds a piece of the same size, and the stream grows like a square root instead.
+Now add instead of replacing: `x + F(x)`. The derivative of that is 1 + F'(x), and however little F
+does, the 1 stays. With F = 0 the gradient comes back unchanged to the last bit. But sums grow, and
+where F is as large as its input, each block adds a larger piece than the last. That is why there
+must be a norm, too. If F sees `norm(x)` instead of x, every piece has the same size and the growth
+is mild.
 
-The second half measures the same in real Transformers before any training: the size of the
-stream (root mean square, RMS) and of its gradient at each block, for a plain, a Post-LN and a
-Pre-LN stack.
+The same in real Transformers before any training: `plain` has neither addition nor norm, Post-LN
+computes `norm(x + F(x))`, Pre-LN `x + F(norm(x))`. In the plain stack signal and gradient are lost.
+In both others they pass. Post-LN holds the stream, the vector that goes from block to block, at one
+size (RMS: the root of the mean square of its numbers). In Pre-LN it is a sum that grows.
+
+So far nothing speaks against Post-LN: its gradient arrives as well. The difference shows in what
+arrives (demos.token_collapse), and in what training does to it (demos.gradient_flow).
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ import numpy as np
 
 import tinyres as tr
 from demos import plots, text
-from demos.report import Figure, Finding, Section, finish, options
+from demos.report import Figure, Finding, Part, Section, finish, options, told
 from demos.training import Setting, Trainer, make_task
 
 BLOCKS, WIDTH = 40, 64
@@ -144,30 +149,12 @@ def lesson(source: text.Text, out: Path, seed: int = 0, blocks: int = 24) -> Sec
     toys = [scalings(rule, gain, seed) for rule in RULES for gain in GAINS]
     zero = scalings("x + F(x)", 0.0, seed)
     real = real_stacks(source, blocks, seed)
-    parts = [
-        f"""
-        Take {BLOCKS} blocks, each of which turns its input at random and scales it by {GAINS[0]}.
-        The factors multiply, and what is left at the top is {GAINS[0]}^{BLOCKS} of the signal. On
-        the way back the gradient passes the same factors, so the blocks at the bottom, where it
-        arrives last, learn next to nothing. With {GAINS[1]} both grow instead.
-
-        Now add instead of replacing: `x + F(x)`. The derivative of that is 1 + F'(x), and however
-        little F does, the 1 stays. But a sum of pieces grows, and where F is as large as its input,
-        each block adds a larger piece than the last. So there must be a norm. If F sees
-        `norm(x)` instead of x, every piece has the same size and the growth is mild.
-        """,
+    parts: list[Part] = [
+        told(__doc__, 0, 2),
         Figure(toy_pictures(toys, out), "Solid: the signal, from block 0 up. Dotted: the gradient, "
-               "on its way back from block 40 to block 0."),
-        f"""
-        The same in real Transformers of {blocks} blocks, before any training: `plain` has neither
-        addition nor norm, Post-LN computes `norm(x + F(x))`, Pre-LN `x + F(norm(x))`. In the
-        plain stack, signal and gradient are lost. In both others they pass. Post-LN holds the
-        stream at one size; in Pre-LN it is a sum that grows with every block.
-
-        So far nothing speaks against Post-LN: its gradient arrives as well. The difference
-        shows in what arrives, and in what training does to it.
-        """,
-        Figure(real_pictures(real, out), "Measured on one batch of text at initialisation."),
+               f"on its way back from block {BLOCKS} to block 0."),
+        told(__doc__, 2),
+        Figure(real_pictures(real, out), f"{blocks} blocks, on one batch of text."),
     ]  # fmt: skip
     records = [*toys, zero, *real]
     title = "Why depth needs the addition"

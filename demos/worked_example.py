@@ -1,17 +1,22 @@
-"""The two formulas by hand: the residual addition and LayerNorm, on a vector of three numbers.
+"""The two steps of a block by hand: the residual addition and LayerNorm, on three numbers.
 
-A residual connection adds what a sublayer computes to what it was given:
+A Transformer carries a vector for each token from block to block, and a block does two things to
+it. It adds what a sublayer F (attention or feed-forward) computes from the vector to the vector
+itself, the residual addition:
 
-    y = x + F(x)            x = [2, 4, 6], F(x) = [0.5, -1, 0.5]  ->  y = [2.5, 3, 6.5]
+    y = x + F(x)
 
-So F(x) must be as long as x, and F only has to learn the change. LayerNorm makes every vector
-comparable: it subtracts the mean of the vector's own numbers and divides by their standard
-deviation. What comes out has mean 0 and variance 1, whatever went in:
+So F(x) must be as long as x, and F has only the change to learn. And it normalises. LayerNorm
+subtracts the mean of the vector's own numbers and divides by their standard deviation:
 
     x_hat = (x - mean) / sqrt(variance + eps)         y = gamma * x_hat + beta
 
-gamma and beta are learned, one of each per feature, so LayerNorm can undo itself where that is
-better. eps is there for a vector of equal numbers: its variance is 0, and 0 / 0 is not a number.
+What comes out has mean 0 and variance 1, whatever went in. gamma and beta are learned, one of each
+per feature, so that LayerNorm can be undone where that is better. eps is there for a vector of
+equal numbers: its variance is 0, and 0 / 0 is not a number.
+
+Here is all of it with three numbers. The other lessons are about what happens when these two steps
+are stacked many times, and about their order.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from typing import Any
 import numpy as np
 
 import tinyres as tr
-from demos.report import Finding, Section, Table, finish, options
+from demos.report import Finding, Part, Section, Table, finish, options, told
 
 X = [2.0, 4.0, 6.0]
 FX = [0.5, -1.0, 0.5]
@@ -104,19 +109,10 @@ def lesson() -> Section:
         (f"normalise {show(FLAT)} with eps = 0", "0 / sqrt(0 + 0)", show(m["flat, eps = 0"])),
         ("the same with eps = 1e-5", "0 / sqrt(0 + 1e-5)", show(m["flat, eps = 1e-5"])),
     ]  # fmt: skip
-    text = """
-        A Transformer carries a vector for each token from block to block. A block does two things
-        to it. It adds what a sublayer F (attention or feed-forward) computes from the vector to
-        the vector itself: `x + F(x)`, the residual addition. And it normalises: LayerNorm
-        subtracts the mean of the vector's own numbers and divides by their standard deviation.
-
-        Here is all of it with three numbers. Everything after this is about what happens when
-        these two steps are stacked many times, and about their order.
-    """
     caption = "Each line computed by one operation of the engine."
     head = ("step", "formula", "value")
     table = Table(head, [(what, f"`{how}`", value) for what, how, value in rows], caption)
-    parts = [text, table]
+    parts: list[Part] = [told(__doc__, 0), table]
     return Section("worked_example", "By hand: the two steps of a block", parts, findings(m), [m])
 
 

@@ -26,7 +26,9 @@ from demos import (
     own_placement,
     plots,
     report,
+    reverse,
     text,
+    token_collapse,
     tour,
     train_stacks,
     training,
@@ -136,17 +138,27 @@ def test_a_plain_stack_that_passes_its_gradient_would_be_reported(source: text.T
     assert not vanishing_signal.findings(toys, zero, real)[2].holds
 
 
-def test_gradient_flow(source: text.Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_of_a_deep_post_ln_stack_are_alike(
+    source: text.Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = token_collapse.lesson(source, tmp_path)
+    assert section.findings[0].holds
+    tops = {(r["placement"], r["blocks"]): r["collapse"][-1] for r in section.records}
+    assert tops["post", 48] < 1e-3 * tops["post", 12] < 1e-3 < tops["pre", 48]
+    monkeypatch.setattr(token_collapse, "DEPTHS", (2, 4))
+    assert not token_collapse.lesson(source, tmp_path).findings[0].holds  # too few blocks
+
+
+def test_gradient_flow_looks_at_its_moments(
+    source: text.Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gradient_flow, "MOMENTS", (0, 1, 4))
-    monkeypatch.setattr(gradient_flow, "DEPTHS", (2, 4))
-    monkeypatch.setattr(gradient_flow, "SETTING", SMALL)
     section = gradient_flow.lesson(source, tmp_path, setting=SMALL)
-    looks = [r for r in section.records if "collapse" in r]
-    assert [(r["placement"], r["step"]) for r in looks[4:]] == [
+    assert [(r["placement"], r["step"]) for r in section.records] == [
         (p, s) for p in ("pre", "post") for s in (0, 1, 4)
     ]
-    assert all(0 < r["collapse"][-1] < 2 and r["embedding gradient"] > 0 for r in looks)
-    assert not section.findings[0].holds  # four blocks are too few for it
+    assert all(0 < r["collapse"][-1] < 2 and r["top gradient"] > 0 for r in section.records)
+    assert not section.findings[0].holds  # four steps are too few
 
 
 # ---------------------------------------------------------------- training
@@ -154,16 +166,29 @@ def test_gradient_flow(source: text.Text, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_compare_measures_three_runs(source: text.Text, tmp_path: Path) -> None:
     changes = {"blocks": 1, "d_model": 8, "heads": 2, "d_ff": 16, "context": 8, "steps": 3}
-    section = compare.on_text(source, tmp_path, **changes)
+    section = compare.lesson(source, tmp_path, **changes)
     steps = [r for r in section.records if "lr" in r]
     assert len(steps) == 9
     # the same seed and the same batches: the first losses differ by the placement alone
     assert steps[3]["loss"] == steps[6]["loss"] != steps[0]["loss"]
     assert steps[6]["lr"] == pytest.approx(3e-5) and steps[3]["lr"] == 3e-3
     assert not section.findings[0].holds  # three steps are too few
-    section = compare.on_reverse(tmp_path, blocks=1, d_model=8, heads=2, d_ff=16, steps=2)
-    assert not section.findings[0].holds
-    assert "Pre-LN" in section.findings[0].measured
+
+
+def test_reverse_measures_two_runs(tmp_path: Path) -> None:
+    section = reverse.lesson(tmp_path, blocks=1, d_model=8, heads=2, d_ff=16, steps=2)
+    assert [r["run"] for r in section.records if "val_loss" in r] == ["Pre-LN", "Post-LN"]
+    assert not section.findings[0].holds and "Pre-LN" in section.findings[0].measured
+
+
+@pytest.mark.parametrize(
+    ("pre", "post", "warm", "holds"),
+    [(2.2, 3.05, 2.4, [True, True]), (2.5, 3.05, 2.4, [False, True]),
+     (2.2, 2.6, 2.4, [True, False]), (2.2, 3.05, 3.0, [True, False])],
+)  # fmt: skip
+def test_the_claims_on_training(pre: float, post: float, warm: float, holds: list[bool]) -> None:
+    loss = {"pre": pre, "post": post, "warm": warm}
+    assert [f.holds for f in compare.findings(loss, 3.07, 2.39)] == holds
 
 
 def test_reverse_batches_hold_what_the_task_says() -> None:
@@ -390,7 +415,7 @@ def test_a_page_is_self_contained_and_says_what_does_not_hold(tmp_path: Path) ->
         report.Section("b", "B", [report.Table(["h"], [["c"]], "t"), report.Sample("<s>", "s")],
                        [report.Finding("Down", "2", np.bool_(False))]),  # type: ignore[arg-type]
     ]  # fmt: skip
-    page = report.write_page(tmp_path / "report.html", "T", "lead", sections).read_text()
+    page = report.write_page(tmp_path / "report.html", "T", sections, "lead", "end").read_text()
     assert "1 of the 2 claims hold" in page
     assert page.count("Does not hold in this run") == 1
     assert "<code>code &lt;x&gt;</code>" in page and "<pre>formula</pre>" in page
@@ -408,14 +433,12 @@ def test_the_tour_puts_all_lessons_on_one_page(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     small = {"blocks": 2, "d_model": 8, "heads": 2, "d_ff": 16, "steps": 2}
-    for table in ("ON_TEXT", "ON_REVERSE"):
-        rows = {k: (label, s.but(**small)) for k, (label, s) in getattr(compare, table).items()}
-        monkeypatch.setattr(compare, table, rows)
-    setting = SMALL.but(steps=2)
-    monkeypatch.setattr(gradient_flow, "SETTING", setting)
+    for lesson in (compare, reverse):
+        rows = {k: (label, s.but(**small)) for k, (label, s) in lesson.SETTINGS.items()}
+        monkeypatch.setattr(lesson, "SETTINGS", rows)
     monkeypatch.setattr(gradient_flow, "MOMENTS", (0, 1, 2))
-    monkeypatch.setattr(gradient_flow, "DEPTHS", (2, 3))
-    monkeypatch.setattr(gradient_flow.lesson, "__defaults__", (0, setting))
+    monkeypatch.setattr(gradient_flow.lesson, "__defaults__", (0, SMALL.but(steps=2)))
+    monkeypatch.setattr(token_collapse, "DEPTHS", (2, 3))
     monkeypatch.setattr(tour, "DEEP", 4)
     assert tour.main(["--out", str(tmp_path / "tour"), "--text", str(words)]) == 0
     printed = capsys.readouterr().out.splitlines()
