@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import fields
@@ -28,6 +29,7 @@ from typing import Any
 
 import tinyres as tr
 from demos import text
+from demos.folder import alone_in
 from demos.training import SCHEDULES, Characters, Setting, Trainer, make_task, progress
 
 CHOICES = {
@@ -54,7 +56,9 @@ def arguments() -> argparse.ArgumentParser:
             help=f"default: {field.default}",
         )
     parser.add_argument("--out", type=Path, default=Path("out/train_stacks"))
-    parser.add_argument("--every", type=int, default=100, help="steps from one save to the next")
+    parser.add_argument(
+        "--every", type=int, help="steps from one save to the next; default: 100, or the run's"
+    )
     parser.add_argument("--resume", action="store_true", help="go on where the run in --out is")
     parser.add_argument("--fresh", action="store_true", help="replace the run that is in --out")
     return parser
@@ -62,8 +66,11 @@ def arguments() -> argparse.ArgumentParser:
 
 def start(
     given: dict[str, Any], out: Path, resume: bool, fresh: bool
-) -> tuple[Trainer, str | None]:
-    """A new trainer, or the one that the checkpoint in `out` describes; and its vocabulary."""
+) -> tuple[Trainer, dict[str, Any]]:
+    """A new trainer, or the one that the checkpoint in `out` describes; and what is saved with it.
+
+    That is the vocabulary and how often to save.
+    """
     checkpoint = out / "checkpoint.npz"
     if checkpoint.exists() and not (resume or fresh):
         raise ValueError(
@@ -72,28 +79,39 @@ def start(
         )
     if resume and not checkpoint.exists():
         raise ValueError(f"--resume: there is no run in {out}")
-    state = tr.load(checkpoint) if resume else None
-    setting = Setting(**({} if state is None else state["setting"]))
+    if not resume:
+        return fresh_trainer(Setting(**given))
+    state = tr.load(checkpoint)
+    try:
+        return resumed_trainer(state, given)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"--resume: {checkpoint} is no run of train_stacks: {error}") from error
+
+
+def fresh_trainer(setting: Setting) -> tuple[Trainer, dict[str, Any]]:
+    """A trainer before its first step."""
+    task = make_task(setting, text.load(setting.text) if setting.task == "chars" else None)
+    symbols = task.text.symbols if isinstance(task, Characters) else None
+    return Trainer(setting, task), {"symbols": symbols, "every": 100}
+
+
+def resumed_trainer(state: dict[str, Any], given: dict[str, Any]) -> tuple[Trainer, dict[str, Any]]:
+    """The trainer that stood where the state was saved."""
+    setting = Setting(**state["setting"])
     # More steps may be asked for, and the text may have moved. Anything else would be another run.
     changed = [key for key in given if getattr(setting, key) != given[key]]
     fixed = [key for key in changed if key not in ("steps", "text")]
-    if state is not None and fixed:
+    if fixed:
         raise ValueError(
             "--resume goes on with "
             + ", ".join(f"{key} = {getattr(setting, key)}" for key in fixed)
             + ": leave the option away, or start another run with another --out"
         )
-    setting = setting.but(**given)
-    task = make_task(setting, text.load(setting.text) if setting.task == "chars" else None)
-    symbols = task.text.symbols if isinstance(task, Characters) else None
-    trainer = Trainer(setting, task)
-    if state is not None:
-        if state["symbols"] != symbols:
-            raise ValueError(
-                "--resume: this text has other characters than the run's: give its --text"
-            )
-        trainer.restore(state)
-    return trainer, symbols
+    trainer, beside = fresh_trainer(setting.but(**given))
+    if state["symbols"] != beside["symbols"]:
+        raise ValueError("--resume: this text has other characters than the run's: give its --text")
+    trainer.restore(state)
+    return trainer, {**beside, "every": state["every"]}
 
 
 @contextlib.contextmanager
@@ -113,31 +131,46 @@ def stop_after_step() -> Iterator[list[bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def kept_lines(path: Path, done: int) -> list[str]:
-    """The metrics of the steps up to the checkpoint: later ones will be measured again."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    return [line for line in lines if json.loads(line)["step"] <= done]
+def forget_after(path: Path, done: int) -> None:
+    """Cut the metrics of the steps after the checkpoint off: they will be measured again.
+
+    The last line may be half a line, if the run was killed while it was written.
+    """
+    kept = 0
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+        if not line.endswith(b"\n") or json.loads(line)["step"] > done:
+            break
+        kept += len(line)
+    with open(path, "ab") as file:
+        file.truncate(kept)
 
 
-def run(trainer: Trainer, symbols: str | None, out: Path, every: int) -> bool:
+def run(trainer: Trainer, beside: dict[str, Any], out: Path) -> bool:
     """Train, save every so often and at the end; False if it was stopped before the end."""
-    out.mkdir(parents=True, exist_ok=True)
-    kept = kept_lines(out / "metrics.jsonl", trainer.done) if trainer.done else []
+    every = beside["every"]
+    checkpoint = out / "checkpoint.npz"
+    for left_over in out.glob(f"{checkpoint.name}.*.part"):  # of a run killed while it saved
+        left_over.unlink()
 
-    with open(out / "metrics.jsonl", "w", encoding="utf-8") as metrics, stop_after_step() as asked:
+    def save() -> None:
+        tr.save(checkpoint, **beside, **trainer.state())
 
-        def save() -> None:
-            metrics.flush()
-            tr.save(out / "checkpoint.npz", symbols=symbols, **trainer.state())
-
-        metrics.writelines(kept)
+    if trainer.done == 0:
+        save()  # before the metrics of another run that may be here are cut off
+    forget_after(out / "metrics.jsonl", trainer.done)
+    with open(out / "metrics.jsonl", "a", encoding="utf-8") as metrics, stop_after_step() as asked:
         for record in progress(trainer, f"{trainer.setting.placement}, {trainer.setting.task}"):
             metrics.write(json.dumps(record) + "\n")
-            if asked or record["step"] % every == 0 or record["step"] == trainer.setting.steps:
+            last = trainer.done == trainer.setting.steps
+            if trainer.done % every == 0 or last:
                 metrics.write(json.dumps(trainer.evaluate()) + "\n")
+            if trainer.done % every == 0 or last or asked:
+                # First the metrics: those that no checkpoint follows are cut off, see above.
+                metrics.flush()
+                os.fsync(metrics.fileno())
                 save()
             if asked:
-                return trainer.done >= trainer.setting.steps
+                return last
     return True
 
 
@@ -145,16 +178,24 @@ def main(argv: list[str] | None = None) -> int:
     parser = arguments()
     args = vars(parser.parse_args(argv))
     out, every, resume, fresh = (args.pop(key) for key in ("out", "every", "resume", "fresh"))
-    try:
-        trainer, symbols = start(args, out, resume, fresh)
-    except ValueError as error:
-        parser.error(str(error))
     again = f"python -m demos.train_stacks --resume --out {out}"
+    if every is not None and every < 1:
+        parser.error(f"--every must be at least 1, got {every}")
     try:
-        finished = run(trainer, symbols, out, every)
+        with alone_in(out):
+            trainer, beside = start(args, out, resume, fresh)
+            finished = run(trainer, beside | ({} if every is None else {"every": every}), out)
+    except (ValueError, TypeError) as error:
+        parser.error(str(error))
     except FloatingPointError as error:
         print(f"stopped. {error}")
         return 1
+    except OSError as error:
+        print(f"stopped. {error}\nThe last checkpoint in {out} is whole. To go on from it: {again}")
+        return 1
+    except KeyboardInterrupt:
+        print(f"stopped at once. To go on from the last checkpoint: {again}")
+        return 130
     if not finished:
         print(f"stopped after step {trainer.done} and saved. To go on: {again}")
         return 130
