@@ -206,6 +206,72 @@ def test_admin_gives_each_branch_the_share_that_it_has_in_pre_ln():
     np.testing.assert_allclose(np.diff(np.square(omegas[1:])), variances[1:-1], rtol=1e-4)
 
 
+# ---------------------------------------------------------------- rules, written down once more
+
+
+def rezero(built, x):
+    for b in built.blocks:
+        x = x + b.rule.gain.data * b.attention.branch(x)
+        x = x + b.rule.gain.data * b.feed_forward.branch(x)
+    return x
+
+
+def normformer(built, x):
+    for b in built.blocks:
+        x = x + b.rule.output_norm(b.attention.branch(b.rule.norm(x)))
+        x = b.rule.gain.data * x + b.feed_forward.branch(b.rule.feed_forward_norm(x))
+    return built.final_norm(x)
+
+
+def dual(built, x):
+    p, q = x, x
+    for layer in [s for b in built.blocks for s in b.sublayers()]:
+        f = layer.branch(p)
+        p, q = layer.norm(p + f), q + f
+    return p + built.final_norm(q)
+
+
+def siamese(built, x):
+    p, q = x, x
+    for i, layer in enumerate(s for b in built.blocks for s in b.sublayers()):
+        o = layer.branch(layer.input_norm(p + layer.sum_norm(q)))
+        p, q = layer.norm(p + o * (i // 2 + 1) ** -0.5), q + o
+    return p + built.final_norm(q)
+
+
+def hyper(built, x):
+    streams = [x] * 4
+    for layer in [s for b in built.blocks for s in b.sublayers()]:
+        a, mix, b = layer.read.data, layer.mix.data, layer.write.data[:, 0]
+        o = layer.branch(layer.norm(sum(a[s] * streams[s] for s in range(4))))
+        streams = [sum(mix[r, s] * streams[s] for s in range(4)) + b[r] * o for r in range(4)]
+    return built.final_norm(sum(streams))
+
+
+def dlcl(built, x):
+    x = built.first_norm(x)
+    outputs = [x]
+    for b in built.blocks:
+        y = x + b.attention.branch(b.rule.norm(x))
+        y = y + b.feed_forward.branch(b.rule.feed_forward_norm(y))
+        outputs.append(b.rule.output_norm(y))
+        x = sum(float(w.data[0]) * y for w, y in zip(b.rule.weights, outputs))
+    return built.final_norm(x)
+
+
+@pytest.mark.parametrize("again", [rezero, normformer, dual, siamese, hyper, dlcl])
+def test_a_rule_with_gains_away_from_their_initial_values(again, rng):
+    built = stack(again.__name__)
+    disturb(built, rng)
+    np.testing.assert_allclose(built(X).data, again(built, tr.Tensor(X)).data, rtol=1e-4, atol=1e-5)
+
+
+def test_which_norms_stand_inside_attention():
+    for placement, width, names in (("hybrid", D // HEADS, "qkv"), ("olmo2", D, "qk")):
+        norms = stack(placement).blocks[0].attention.branch.norms
+        assert {name: norm.d_model for name, norm in norms.items()} == dict.fromkeys(names, width)
+
+
 # ---------------------------------------------------------------- gradients
 
 
