@@ -101,9 +101,10 @@ class _Writer:
                 firsts.add(targets[0])
             else:
                 self.forks[source] = f"f{source}"
-        for box in layout.additions:
+        for box in sorted(layout.additions):
             last = self._last(box)
             if last is not None and last in firsts:
+                firsts.discard(last)  # to a second plus it has an arrow without a corner
                 self.exits[box] = f"e{box}"
 
     def _last(self, addition: int) -> int | None:
@@ -327,6 +328,8 @@ class _Writer:
             )
             role = role or self.frames.role(arrow.source)
             width = "1.5"
+            if role:
+                self.occurring.setdefault(role, role)
         found = {"class": role or "flow", "color": self.theme.stroke(role or "arrow"),
                  "penwidth": width, "tooltip": quoted(arrow_tooltip(self.graph, arrow))}  # fmt: skip
         if arrow.skip:

@@ -102,6 +102,12 @@ def _graph(output_or_graph: Tensor | Graph, names: Mapping[str, Tensor] | None) 
 
 
 def _view(graph: Graph, depth: int | None, fold: bool, parameters: bool | None) -> View:
+    loose = sum(node.kind == "op" and node.scope is None for node in graph.nodes)
+    if loose > MOST_BOXES:  # no depth joins them, so it need not be tried
+        raise ValueError(
+            f"draw: {loose} ops are in no module and in no tr.scope, too many for one picture (at "
+            f"most {MOST_BOXES}): draw the output of an early step, or put scopes round the parts"
+        )
     shown = view(graph, depth, fold, parameters)
     if len(shown.boxes) <= MOST_BOXES:
         return shown

@@ -46,15 +46,15 @@ class Frames:
         ]
 
     def _placement_roles(self) -> dict[int, str]:
-        """A placement has the colour of its sublayer."""
-        roles: dict[int, str] = {}
+        """A placement has the colour of its sublayer; that of a whole block has none."""
+        roles: dict[int, set[str]] = {}
         for scope in self.graph.scopes:
             if scope.role in ROLES:
                 for outer in self.graph.chain(scope.id)[::-1]:
                     if self.graph.scopes[outer].residual:
-                        roles.setdefault(outer, scope.role)
+                        roles.setdefault(outer, set()).add(scope.role)
                         break
-        return roles
+        return {scope: found.pop() for scope, found in roles.items() if len(found) == 1}
 
     def role_of(self, scope: int) -> str:
         return self.roles.get(scope) or self.graph.scopes[scope].role
@@ -70,7 +70,7 @@ class Frames:
         for outer in self.graph.chain(scope.parent)[::-1]:
             if outer in self.members and (self._is_drawn(outer)):
                 same = self.members[outer] == self.members[number]
-                return not same and not (self.graph.scopes[outer].residual and scope.role in ROLES)
+                return not same and not (outer in self.roles and scope.role in ROLES)
         return True
 
     def path(self, box: int) -> tuple[int, ...]:

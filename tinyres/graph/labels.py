@@ -30,6 +30,11 @@ def shortened(text: str, longest: int = LONGEST) -> str:
     return text
 
 
+def short_name(path: str) -> str:
+    """The last part of a path, with its index: weights[1] of rule.weights.1."""
+    return re.search(r"[^.]*(\[\d+\])*$", indexed(path))[0]  # type: ignore[index]
+
+
 def indexed(name: str) -> str:
     """blocks.0 as Python writes it: blocks[0]."""
     return re.sub(r"\.(\d+)", r"[\1]", name)
@@ -62,7 +67,7 @@ class Labels:
             return [shortened(node.name or "input"), shape]
         if box.kind == "parameter":
             unnamed = "leaf" if node.learned else "constant"
-            return [f"{shortened(node.name.rsplit('.', 1)[-1] or unnamed)} {shape}"]
+            return [f"{shortened(short_name(node.name) or unnamed)} {shape}"]
         if box.kind == "module" and box.scope is not None:
             return [shortened(self.scope(self.graph.scopes[box.scope]))]
         return [shortened(self._op(node))]
@@ -127,7 +132,7 @@ class Labels:
             return "square" if sign == "*" else sign
         named = [s for s in (right, left) if s.kind == "parameter" and s.name]
         if named:
-            return f"{sign} {named[0].name.rsplit('.', 1)[-1]}"
+            return f"{sign} {short_name(named[0].name)}"
         if sign in ("-", "/") and right.op in ("mean", "max", "sum", "sqrt", "norm"):
             return f"{sign} {right.op}"
         constant = right.kind == "input" and not right.learned

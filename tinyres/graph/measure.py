@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from tinyres import tensor as engine
 from tinyres.graph.skip import find_skips, ways_from_fork
 from tinyres.graph.trace import Edge, Graph, Share, described, tape
@@ -43,10 +45,10 @@ def trace_backward(
 def length(array: Array) -> float:
     """Euclidean norm; small and large values do not vanish or overflow when squared."""
     flat = array.reshape(-1)
-    squared = float(flat @ flat)
-    if 1e-30 < squared < 1e30 or not math.isfinite(squared):
-        return _scaled_length(flat) if squared == math.inf else math.sqrt(squared)
-    return _scaled_length(flat)
+    with np.errstate(over="ignore", under="ignore"):
+        squared = float(flat @ flat)
+    safe = 1e-30 < squared < 1e30 or math.isnan(squared)
+    return math.sqrt(squared) if safe else _scaled_length(flat)
 
 
 def _scaled_length(flat: Array) -> float:

@@ -90,7 +90,7 @@ class _Finder:
                     factor.kind == "input" and not factor.learned and factor.shape in ((), (1,))
                 )
                 # A placement may learn the scale of its skip: it says itself that it is one.
-                if constant or (in_placement and self.weight[factor.id]):
+                if constant or (in_placement and factor.kind == "parameter"):
                     return x.source
         return None
 

@@ -182,7 +182,7 @@ def described(tape: list[engine.Node], names: Mapping[str, Tensor] | None = None
     """Plain data of the engine's nodes."""
     ids = {node: i for i, node in enumerate(tape)}
     scopes = _Scopes(tape)
-    inner = _learned_in_modules(tape)
+    orphans = _orphans(tape)
     given = {t._node: name for name, t in (names or {}).items() if t._node is not None}
     dtypes = {dtype: str(dtype) for dtype in {node.dtype for node in tape}}
     nodes: list[Node] = []
@@ -192,7 +192,7 @@ def described(tape: list[engine.Node], names: Mapping[str, Tensor] | None = None
         if node.pullback is None:
             name = scopes.names.get(node, "")
             kind, name = ("parameter", name) if name else ("input", given.get(node, ""))
-            if kind == "input" and not name and node in inner:
+            if kind == "input" and not name and node in orphans:
                 kind = "parameter"
         attrs = {k: _plain(v) for k, v in node.attrs.items()} if node.attrs else {}
         nodes.append(
@@ -205,16 +205,16 @@ def described(tape: list[engine.Node], names: Mapping[str, Tensor] | None = None
     return Graph(nodes, edges, scopes.found, output=len(nodes) - 1)
 
 
-def _learned_in_modules(tape: list[engine.Node]) -> set[engine.Node]:
-    """Learned leaves that only modules use: parameters, also where the model is gone by now."""
-    inside: set[engine.Node] = set()
-    outside: set[engine.Node] = set()
+def _orphans(tape: list[engine.Node]) -> set[engine.Node]:
+    """Parameters of modules that are gone by now: learned, and not the first input of an op."""
+    found: set[engine.Node] = set()
     for node in tape:
-        for source in node.inputs:
-            if source is not None and source.pullback is None and source.requires_grad:
-                scope = node.scope
-                (outside if scope is None or scope.owner is None else inside).add(source)
-    return inside - outside
+        owner = None if node.scope is None else node.scope.owner
+        if owner is not None and owner() is None:
+            for source in node.inputs[1:]:
+                if source is not None and source.pullback is None and source.requires_grad:
+                    found.add(source)
+    return found
 
 
 def _plain(value: Any) -> Any:
