@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from placed import disturb, sublayer_matrices
 
 import tinyres as tr
 from demos import placements as lesson
@@ -23,20 +24,6 @@ def stack(placement, blocks=BLOCKS, **options):
 
 def model(placement, blocks=2, **options):
     return nn.TransformerLM(7, D, HEADS, blocks, 5, placement=placement, rng=0, **options)
-
-
-def sublayer_matrices(module):
-    """All matrices of the sublayers, as (block number, name, array)."""
-    for i, block in enumerate(module.blocks, 1):
-        for part in block.modules():
-            for name, matrix in getattr(part, "matrices", dict)().items():
-                yield i, name, matrix
-
-
-def disturb(module, rng, scale=0.2):
-    """Away from the initial values, at which a gain of 0 or 1 could hide a mistake."""
-    for p in module.parameters():
-        p.data += scale * rng.standard_normal(p.shape)
 
 
 # ---------------------------------------------------------------- constants
@@ -326,33 +313,6 @@ def test_a_rule_of_a_block_of_ones_own():
 # ---------------------------------------------------------------- inside the sublayers
 
 
-def by_hand(mha, x, memory):
-    """Attention with one product a head, in NumPy."""
-    weight, size = mha.qkv.weight.data, D // mha.heads
-    q, k, v = (a @ weight[:, i * D : (i + 1) * D] for i, a in enumerate((x, memory, memory)))
-    heads = []
-    for i in range(mha.heads):
-        part = slice(i * size, (i + 1) * size)
-        scores = q[..., part] @ k[..., part].swapaxes(-1, -2) / np.sqrt(size)
-        e = np.exp(scores)
-        heads.append(e / e.sum(-1, keepdims=True) @ v[..., part])
-    return np.concatenate(heads, -1) @ mha.out.weight.data
-
-
-def test_cross_attention(rng):
-    mha = nn.MultiHeadAttention(D, HEADS, rng=0)
-    memory = rng.normal(size=(2, 6, D)).astype("f4")
-    expected = by_hand(mha, X, memory)
-    np.testing.assert_allclose(mha(X, memory).data, expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(mha(X, X).data, mha(X).data, rtol=1e-5, atol=1e-6)
-    assert mha.weights(tr.Tensor(X), memory).shape == (2, HEADS, 4, 6)
-    first = np.arange(6) < 3
-    masked = mha(X, memory, mask=first).data
-    np.testing.assert_allclose(masked, by_hand(mha, X, memory[:, :3]), rtol=1e-4, atol=1e-5)
-    mha.astype("float64")
-    assert tr.gradcheck(mha, [X, memory])
-
-
 def test_norms_and_gains_inside_attention_and_feed_forward():
     plain = nn.MultiHeadAttention(D, HEADS, rng=0)
     x = tr.Tensor(X)
@@ -375,61 +335,6 @@ def test_norms_and_gains_inside_attention_and_feed_forward():
     inner = nn.FeedForward(D, 16, inner_norm=True, rng=0)
     hidden = tr.layer_norm(tr.relu(inner.up(x)))
     np.testing.assert_array_equal(inner(x).data, inner.down(hidden).data)
-
-
-# ---------------------------------------------------------------- encoder and decoder
-
-
-def encoder_decoder(placement="pre", **options):
-    sizes = {"vocab": 7, "d_model": D, "heads": HEADS, "blocks": 2, "context": 6, "rng": 0}
-    return nn.TransformerEncoderDecoder(**{**sizes, "placement": placement, **options})
-
-
-@pytest.mark.parametrize("options", [{}, {"dropout": 0.1}, {"tied": True}], ids=str)
-def test_the_decoder_sees_all_of_the_source_and_no_later_target(options):
-    built = encoder_decoder(**options)
-    built.eval()
-    source, target = np.array([[1, 2, 3, 4, 5, 6]]), np.array([[1, 2, 3, 4]])
-    before = built(source, target).data
-    for place in range(6):
-        other = source.copy()
-        other[0, place] = 0
-        assert np.abs(built(other, target).data - before).max(-1).all()
-    target[0, 3] = 0
-    after = built(source, target).data
-    np.testing.assert_allclose(after[:, :3], before[:, :3], rtol=1e-5, atol=1e-6)
-    built.loss(source, target, target).backward()
-    assert all(p.grad is not None for p in built.parameters())
-
-
-def test_constants_of_encoder_and_decoder():
-    n, m = 2, 5
-    deep = encoder_decoder("deepnorm", decoder_blocks=m)
-    pre = encoder_decoder("pre", decoder_blocks=m)
-    expected = {
-        "encoder": (0.81 * (n**4 * m) ** (1 / 16), 0.87 * (n**4 * m) ** (-1 / 16), 2 * n),
-        "decoder": ((3 * m) ** 0.25, (12 * m) ** -0.25, 3 * m),
-    }
-    for part, (alpha, beta, count) in expected.items():
-        layers = [s for b in getattr(deep, part).blocks for s in b.sublayers()]
-        assert [layer.alpha for layer in layers] == pytest.approx([alpha] * count)
-        pairs = zip(*(sublayer_matrices(getattr(built, part)) for built in (deep, pre)))
-        for (_, name, matrix), (_, _, unscaled) in pairs:
-            factor = 1 if name in ("query", "key") else beta
-            np.testing.assert_allclose(matrix, factor * unscaled, rtol=1e-6)
-    fixed = encoder_decoder("tfixup", decoder_blocks=m)
-    for part, factor in (("encoder", 0.67 * n**-0.25), ("decoder", (9 * m) ** -0.25)):
-        pairs = zip(*(sublayer_matrices(getattr(built, part)) for built in (fixed, pre)))
-        for (_, name, matrix), (_, _, unscaled) in pairs:
-            if name in VALUE_OUT_UP_DOWN:
-                np.testing.assert_allclose(matrix, factor * unscaled, rtol=1e-6)
-
-
-def test_gradients_of_the_encoder_decoder(rng):
-    built = encoder_decoder("post", blocks=1, activation="gelu").astype("float64")
-    disturb(built, rng)
-    source, target = rng.normal(size=(1, 3, D)), rng.normal(size=(1, 2, D))
-    assert tr.gradcheck(lambda s, t: built.decoder(t, built.encoder(s)), [source, target])
 
 
 # ---------------------------------------------------------------- skips
