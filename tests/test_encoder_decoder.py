@@ -40,6 +40,15 @@ def test_cross_attention(rng):
     assert tr.gradcheck(mha, [X, memory])
 
 
+def test_a_memory_that_is_missing_or_not_asked_for():
+    with pytest.raises(ValueError, match="got no memory, but was made with cross=True"):
+        nn.TransformerBlock(D, HEADS, cross=True)(tr.Tensor(X))
+    with pytest.raises(ValueError, match="got a memory, but was made with cross=False"):
+        nn.TransformerStack(D, HEADS, 1)(X, X)
+    with pytest.raises(ValueError, match="normed must be some of the letters of 'qkv', got 'qx'"):
+        nn.MultiHeadAttention(D, HEADS, normed="qx")
+
+
 # ---------------------------------------------------------------- encoder and decoder
 
 

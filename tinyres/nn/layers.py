@@ -201,6 +201,10 @@ class MultiHeadAttention(Module):
                 f"MultiHeadAttention: d_model={d_model} can't be split among heads={heads}: "
                 "choose a number of heads that divides it"
             )
+        if not set(normed) <= set("qkv"):
+            raise ValueError(
+                f"MultiHeadAttention: normed must be some of the letters of 'qkv', got {normed!r}"
+            )
         rng = expect.generator("MultiHeadAttention", rng)
         self.heads = heads
         self.causal = causal

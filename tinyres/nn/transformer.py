@@ -95,6 +95,12 @@ class TransformerBlock(Module):
         self.rule = rule(make_norm, **block) if by_block else None
 
     def forward(self, stream: Any, memory: Any = None) -> Any:
+        if (memory is None) != (self.cross_attention is None):
+            given, cure = ("no memory", "give one") if memory is None else ("a memory", "leave it")
+            raise ValueError(
+                f"TransformerBlock: got {given}, but was made with "
+                f"cross={self.cross_attention is not None}: {cure}, or make it otherwise"
+            )
         if self.rule is not None:
             return self.rule(stream, self.attention, self.feed_forward)
         stream = self.attention(stream)
