@@ -14,7 +14,15 @@ from typing import Any
 import graphviz
 
 from tinyres.graph.frames import ROLES, Frames
-from tinyres.graph.labels import NAMES, Labels, arrow_tooltip, box_tooltip, shortened, width_of
+from tinyres.graph.labels import (
+    NAMES,
+    Labels,
+    arrow_tooltip,
+    box_tooltip,
+    printable,
+    shortened,
+    width_of,
+)
 from tinyres.graph.layout import Layout
 from tinyres.graph.levels import Arrow, Box, View
 from tinyres.graph.style import THEMES, GradientScale, Theme, ratio_text
@@ -39,7 +47,7 @@ def to_dot(view: View, look: Look, title: str = "") -> str:
 
 def quoted(text: str) -> str:
     """Text that means nothing to Graphviz: no escapes, no HTML, no entities."""
-    return str(graphviz.escape(text.replace("&", "&amp;")))
+    return str(graphviz.escape(printable(text).replace("&", "&amp;")))
 
 
 def _defaults(dot: Any, look: Look, theme: Theme) -> None:

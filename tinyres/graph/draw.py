@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tinyres.graph.dot import Look, gradient_at, to_dot, top_gradient
+from tinyres.graph.labels import printable
 from tinyres.graph.layout import Layout
 from tinyres.graph.levels import FINEST, View, view
 from tinyres.graph.render import Drawing, Pair
@@ -52,7 +53,8 @@ def draw(
     with_gradient = graph.has_gradient if gradient is None else gradient
     look = Look(rankdir, theme, with_gradient, decades or 3.0, legend)
     source = to_dot(shown, look, title or "")
-    return Drawing(source, title or _title(graph), _description(shown, look), theme)
+    heading = printable(title or _title(graph))
+    return Drawing(source, heading, _description(shown, look), theme)
 
 
 def draw_pair(

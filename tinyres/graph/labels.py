@@ -21,9 +21,14 @@ OPERATORS = ("+", "-", "*", "/", "@", "**")
 LONGEST = 44  # characters of a name
 
 
+def printable(text: str) -> str:
+    """Without line breaks and control characters, which XML does not allow."""
+    return "".join(c if unicodedata.category(c)[0] != "C" else " " for c in text)
+
+
 def shortened(text: str, longest: int = LONGEST) -> str:
     """One line of readable length: the middle of a long name is left out."""
-    text = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in text)
+    text = printable(text)
     if len(text) > longest:
         half = (longest - 3) // 2
         text = f"{text[:half]}...{text[-half:]}"
