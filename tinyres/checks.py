@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -91,10 +92,11 @@ def _central_differences(f: Callable[[], float], t: Tensor, eps: float) -> Array
 
 
 @contextlib.contextmanager
-def detect_anomaly() -> Iterator[None]:
+def detect_anomaly(*, step: int | None = None) -> Iterator[None]:
     """Raise FloatingPointError at the first op whose value or cotangent is not finite.
 
-    The error names the op, the modules it is in, and the shape. Costs nothing when off.
+    The error names the op, the modules it is in, the shape, and the `step` of the training if it
+    is told. Costs nothing when off.
 
     >>> with detect_anomaly(), np.errstate(divide="ignore"):
     ...     Tensor([0.0]).log()
@@ -102,18 +104,21 @@ def detect_anomaly() -> Iterator[None]:
     ...
     FloatingPointError: log: its value has 1 of 1 elements that are not finite (shape (1,))
     """
-    with switched(check=_check_finite):
+    if step is not None:
+        step = expect.size("detect_anomaly: step", step, least=0)
+    when = "" if step is None else f"step {step}: "
+    with switched(check=functools.partial(_check_finite, when)):
         yield
 
 
-def _check_finite(op: str, array: Array, what: str, scope: Scope | None) -> None:
+def _check_finite(when: str, op: str, array: Array, what: str, scope: Scope | None) -> None:
     if array.dtype.kind != "f" or np.isfinite(array).all():
         return
     bad = array.size - int(np.isfinite(array).sum())
     path = scope_path(scope)
     place = f", in {path}" if path else ""
     raise FloatingPointError(
-        f"{op}: its {what} has {bad} of {array.size} elements that are not finite "
+        f"{when}{op}: its {what} has {bad} of {array.size} elements that are not finite "
         f"(shape {array.shape}{place})"
     )
 

@@ -40,7 +40,7 @@ def of_tensors(count: int) -> Callable[[Callable[..., Tensor]], Callable[..., Te
                     for a in args[:count]
                 ]
                 return function(*arrays, *args[count:], **options)
-            except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:
+            except expect.EXPLAINED as error:
                 raise expect.explained(name, error, args, options) from error
 
         return run

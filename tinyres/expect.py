@@ -134,6 +134,10 @@ def axis(what: str, value: Any, ndim: int) -> int:
     return number % ndim
 
 
+# What goes wrong in NumPy on input that does not fit.
+EXPLAINED = (AttributeError, IndexError, OverflowError, TypeError, ValueError, ZeroDivisionError)
+
+
 def explained(
     name: str, error: Exception, args: Sequence[Any], attrs: Mapping[str, Any]
 ) -> Exception:
@@ -142,7 +146,7 @@ def explained(
         return error  # the same op said so already, within another one
     given = [shown(a) for a in args] + [f"{key}={shown(value)}" for key, value in attrs.items()]
     text = str(error) if str(error).startswith(name) else f"{name}: {error}"
-    kinds = (FloatingPointError, ArithmeticError, ValueError, IndexError)
+    kinds = (ArithmeticError, ValueError, IndexError)
     kind = next((k for k in kinds if isinstance(error, k)), TypeError)
     kind = ValueError if kind is ArithmeticError else kind  # a division by a width of 0, say
     return kind(f"{text} (given {', '.join(given)})")

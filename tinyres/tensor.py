@@ -149,7 +149,7 @@ def op(function: Any = None, *, spelled_out: Callable[..., Tensor] | None = None
             if spelled_out is not None and mode.spelled_out:
                 return spelled_out(*args, **attrs)
             value, pullback = function(*[t if t is None else t._data for t in args], **attrs)
-        except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:
+        except expect.EXPLAINED as error:
             raise expect.explained(name, error, args, attrs) from error
         out = Tensor._of(value)
         if mode.recording:
