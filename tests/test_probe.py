@@ -205,7 +205,7 @@ def test_probes_refuse_what_is_no_model_or_batch():
             probe(model, batch[0][:, 0])
     with pytest.raises(ValueError, match="at least one batch"):
         tr.probe.mean_gradients(model, [])
-    with pytest.raises(KeyError, match="only one"):
+    with pytest.raises(KeyError, match="same names"):
         tr.probe.update_ratio({"a": np.ones(1)}, {})
     with pytest.raises(ValueError, match="does not depend"):
         by_crossings(model(batch[0]).sum(), toys.gaussian((1, 1), 0).exp(), [])

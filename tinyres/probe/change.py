@@ -42,8 +42,8 @@ def model_update(model: TransformerLM, batch: Batch, before: dict[str, Array]) -
     `before` is a state dict of this model. Where F ends in a norm, its RMS is 1, and that of the
     change at most 2 (Wang et al. 2022, DeepNet, Fig. 4 and 5).
     """
-    now = model.state_dict()
     tokens = given(model, batch)[0]
+    now = model.state_dict()
     top = _top(model, tokens)
     model.load_state_dict(before)
     try:
@@ -63,7 +63,8 @@ def output_shift(
     (Liu et al. 2020, Admin, sec. 4.2).
     """
     tokens = given(model, batch)[0]
-    eps = expect.number("output_shift: eps", eps, 0)
+    if expect.number("output_shift: eps", eps, 0) == 0:
+        raise ValueError("output_shift: eps must be above 0, got 0")
     rng = expect.generator("output_shift", rng)
     before = _top(model, tokens)
     with _kept(model):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tinyres import cotangents
+from tinyres import cotangents, expect
 from tinyres.arrays import Array
 from tinyres.context import Scope
 from tinyres.nn.module import Module
@@ -67,6 +67,7 @@ def mean_gradients(model: TransformerLM, batches: Iterable[Batch]) -> dict[str, 
 
     It estimates the norm of the expected gradient, which Xiong et al. 2020 plot (Fig. 3).
     """
+    expect.instance("mean_gradients: batches", batches, Iterable, "a list of (tokens, targets)")
     pairs = [given(model, batch) for batch in batches]
     if not pairs:
         raise ValueError("mean_gradients: expected at least one batch, got none")
@@ -126,6 +127,9 @@ def by_crossings(
     can be carried through it one by one. A part becomes one longer where it steps from outside
     into a branch's output. That takes up to len(branches) + 1 times as long as a backward.
     """
+    for what, value in (("output", output), ("source", source)):
+        expect.instance(f"by_crossings: {what}", value, Tensor, "a tensor")
+    expect.instance("by_crossings: branches", branches, Sequence, "a list of modules")
     if output._node is None or source._node is None:
         raise ValueError("by_crossings: output and source must be values that were recorded")
     known = {id(branch) for branch in branches}

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tinyres import expect, fused
+from tinyres import composed, expect, fused
 from tinyres.arrays import Array
 from tinyres.context import no_grad
 from tinyres.nn.transformer import TransformerLM
@@ -22,11 +22,13 @@ def given(model: TransformerLM, batch: Any) -> Batch:
     expect.instance("probe: model", model, TransformerLM, "a TransformerLM")
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise TypeError(f"probe: batch must be (tokens, targets), got {expect.shown(batch)}")
-    return batch[0], batch[1]
+    tokens = composed.integers("probe: batch: tokens", batch[0])
+    return tokens, composed.integers("probe: batch: targets", batch[1])
 
 
 def states(model: TransformerLM, tokens: Any) -> list[Any]:
     """What runs from block to block, for some placements several tensors, (blocks + 1) of them."""
+    expect.instance("probe: model", model, TransformerLM, "a TransformerLM")
     return states_from(model, model.embed(tokens))
 
 
