@@ -6,6 +6,7 @@ a kind must be refused, and which may work.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ PARAMS = ("params", [nn.Parameter([1.0, 2.0])])
 MODEL = nn.TransformerLM(vocab=5, d_model=4, heads=2, blocks=1, context=4, rng=0)
 TOKENS = ("integers", [[0, 1, 2]])
 BATCH = ("batch", ([[0, 1, 2]], [[1, 2, 3]]))
+PROBED = ["model", "batch"]
 LR, WARMUP = ("from 0", 0.1), ("count", 3)
 
 
@@ -153,6 +155,13 @@ def encoder_decoder(causal: Any, **given: Any) -> Any:
     return nn.TransformerEncoderDecoder(**given)([[0]], [[1]])
 
 
+def crossings(output: Any, source: Any, branches: Any) -> Any:
+    x = floats(2, 3)
+    y = x * 2
+    given = [y if output is ... else output, x if source is ... else source]
+    return tr.probe.by_crossings(*given, branches, np.ones((2, 3)))
+
+
 def trained() -> optim.Optimizer:
     p = nn.Parameter([1.0, 2.0])
     p.grad = np.ones(2)
@@ -194,7 +203,9 @@ ROWS: dict[str, Row] = {
     "op": row(lambda function: tr.op(function)(1.0), function=("own op", double.__wrapped__)),
     "no_grad": row(tr.no_grad),
     "spelled_out": row(tr.spelled_out),
-    "detect_anomaly": row(tr.detect_anomaly),
+    "detect_anomaly": row(
+        lambda **given: tr.detect_anomaly(**given).__enter__(), step=("count?", 3)
+    ),
     "keep_pages": row(tr.keep_pages),
     "scope": row(
         lambda **given: tr.scope(**given).__enter__(), name=("text", "part"), level=("level", 1)
@@ -260,9 +271,25 @@ ROWS: dict[str, Row] = {
     "save": row(lambda path: tr.save(path, x=1), path=("path", None)),
     "load": row(tr.load, path=("path", None)),
     "probe.stream": row(tr.probe.stream, model=("model", MODEL), tokens=TOKENS),
-    **{f"probe.{n}": row(getattr(tr.probe, n), model=("model", MODEL), batch=BATCH) for n in (
-        "stream_rms", "token_cosine", "neighbour_cosine", "stream_gradient", "weight_gradients",
-        "attention_entropy", "report")},
+    "probe.states": row(tr.probe.states, model=("model", MODEL), tokens=TOKENS),
+    **{
+        f"probe.{name}": row(probe, model=("model", MODEL), batch=BATCH)
+        for name, probe in vars(tr.probe).items()
+        if inspect.isfunction(probe) and list(inspect.signature(probe).parameters) == PROBED
+    },
+    "probe.mean_gradients": row(
+        tr.probe.mean_gradients, model=("model", MODEL), batches=("batches", [BATCH[1]])
+    ),
+    "probe.model_update": row(
+        tr.probe.model_update, model=("model", MODEL), batch=BATCH,
+        before=("state", MODEL.state_dict()),
+    ),
+    "probe.output_shift": row(
+        tr.probe.output_shift, model=("model", MODEL), batch=BATCH, eps=("above 0", 0.1), rng=SEED
+    ),
+    "probe.by_crossings": row(
+        crossings, output=("traced", ...), source=("traced", ...), branches=("modules", [MODEL]),
+    ),
     "probe.update_ratio": row(
         tr.probe.update_ratio, before=("state", COPY["load"]), after=("state", COPY["load"])
     ),

@@ -42,7 +42,7 @@ def public() -> set[str]:
                 continue
             own = getattr(value, "__module__", "").startswith("tinyres")
             if prefix in ("probe.", "composed.", "optim."):  # these also import for themselves
-                own = getattr(value, "__module__", "") == module.__name__
+                own = getattr(value, "__module__", "").startswith(module.__name__)
             names |= {prefix + name} if own else set()
     for kind in (tr.Tensor, tr.nn.Module, tr.optim.Optimizer, tr.nn.TransformerLM):
         for parent in kind.__mro__:
@@ -120,6 +120,8 @@ OTHER_NAMES = {
     **{n: ["TransformerLM", "embedding", "cross_entropy"] for n in ROWS if n.startswith("probe.")},
     **{n: OPS.keys() for n in ROWS if n.startswith(("nn.", "TransformerLM.")) or "()" in n},
     "data_parallel": ["mul"],
+    "probe.mean_gradients": ["probe: batch"],
+    "probe.model_update": ["load_state_dict", "probe: batch"],
     **{n: ["trace"] for n in ("trace_backward", "draw", "draw_pair")},
     **{name: ["shift", "scale", "raise_to"] for name in ROWS if name.startswith("Tensor.__")},
 }  # fmt: skip

@@ -1,0 +1,135 @@
+"""Memory comes back with the last name for it, without waiting for the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+
+import numpy as np
+import pytest
+from conftest import leaf, no_garbage_collector
+
+import tinyres as tr
+from tinyres import nn, optim
+from tinyres.tensor import Node
+
+
+def count_nodes():
+    return sum(type(o) is Node for o in gc.get_objects())
+
+
+def test_10000_steps_with_all_losses_kept_grow_by_no_graph():
+    w = tr.Tensor(np.ones((8, 8)), requires_grad=True)
+    optimizer = optim.SGD([w], lr=1e-3)
+    x = np.ones((4, 8))
+    losses, inside = [], []
+
+    def step():
+        optimizer.zero_grad()
+        h = x @ w
+        loss = tr.residual(h, tr.gelu(h)).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss)
+        inside.append(weakref.ref(h))
+
+    with no_garbage_collector():
+        for _ in range(100):
+            step()
+        blocks, nodes = sys.getallocatedblocks(), count_nodes()
+        for _ in range(9_900):
+            step()
+        blocks, nodes = sys.getallocatedblocks() - blocks, count_nodes() - nodes
+        assert not any(ref() for ref in inside)
+    # A kept loss is a tensor, a number and the one node that tells that its graph is gone.
+    assert nodes == 9_900 and blocks < 12 * 9_900
+
+
+def broken_op(where):
+    @tr.op
+    def broken(x):
+        if where == "forward":
+            raise ArithmeticError(where)
+
+        def pullback(g):
+            raise ArithmeticError(where)
+
+        return x + 0, pullback
+
+    return broken
+
+
+def not_finite(where):
+    """Stopped by detect_anomaly, on the way there or back."""
+
+    def fn(x):
+        with np.errstate(all="ignore"):
+            return tr.log(x * 0) if where == "forward" else tr.sqrt(x * 0)
+
+    return fn
+
+
+def changed(x):
+    y = x * x
+    x.data *= 2
+    return y
+
+
+FAILURES = {
+    "op": (broken_op("forward"), ArithmeticError),
+    "pullback": (broken_op("backward"), ArithmeticError),
+    "wrong shape": (lambda x: x @ np.ones((3, 3)), ValueError),
+    "no grad": (lambda x: x.detach(), RuntimeError),
+    "no scalar": (lambda x: x.reshape(2, 1), ValueError),
+    "changed in place": (changed, RuntimeError),
+    "anomaly forward": (not_finite("forward"), FloatingPointError),
+    "anomaly backward": (not_finite("backward"), FloatingPointError),
+    "inside a checkpoint": (lambda x: tr.checkpoint(broken_op("backward"), x), ArithmeticError),
+    "in a checkpoint's forward": (
+        lambda x: tr.checkpoint(broken_op("forward"), x), ArithmeticError,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", FAILURES)
+def test_a_failed_forward_or_backward_frees_its_graph(how):
+    fn, kind = FAILURES[how]
+    with no_garbage_collector():
+        block = nn.TransformerBlock(2, heads=1, rng=0).astype("float64")
+        x = leaf([[1.0, 2.0], [3.0, 5.0]])
+        held = []
+
+        def attempt():
+            h = tr.exp(block(x)[0])
+            held.append(weakref.ref(h.data))
+            out = h * h
+            held.append(weakref.ref(out))
+            if how == "changed in place":
+                return fn(x).sum() + out.sum()
+            y = fn(out)
+            return y if how == "no scalar" else y.sum()
+
+        try:
+            with tr.detect_anomaly(), np.errstate(all="ignore"):
+                attempt().backward()
+        except kind:
+            pass
+        else:
+            pytest.fail("it did not fail")
+        assert [ref() for ref in held] == [None, None]
+        assert x.grad is None and all(p.grad is None for p in block.parameters())
+        # What was switched on for the attempt is off again, and the tape works as before.
+        (x * 2).sum().backward()
+        assert x.grad.tolist() == [[[2, 2], [2, 2]]]
+
+
+def test_a_model_is_freed_with_its_last_name():
+    model = nn.TransformerLM(vocab=5, d_model=8, heads=2, blocks=2, context=4, dropout=0.1, rng=0)
+    optimizer = optim.Adam(model.parameters())
+    with no_garbage_collector():
+        model.loss([[0, 1]], [[1, 2]]).backward()
+        optimizer.step()
+        held = [weakref.ref(p.data) for p in model.parameters()] + [weakref.ref(model)]
+        del model, optimizer
+        assert not any(ref() for ref in held)
