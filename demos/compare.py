@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from demos import plots, text
-from demos.generate import opening, sample
+from demos.generate import sample
 from demos.report import Figure, Finding, Part, Sample, Section, Table, finish, options, told
 from demos.training import Run, Setting, train_all
 
@@ -70,9 +70,9 @@ def lesson(source: text.Text, out: Path, seed: int = 0, **changes: Any) -> Secti
         (run.label, f"{loss[name]:.3f}", f"{run.result['val_accuracy']:.1%}")
         for name, run in runs.items()
     ]
+    prompt = text.decode(source.symbols, source.val[: s.context])
     written = {
-        name: sample(run.trainer.model, source.symbols, opening(source.symbols), 300,
-                     temperature=0.8, rng=seed).strip("\n")
+        name: sample(run.trainer.model, source.symbols, prompt, 300, temperature=0.8, rng=seed)
         for name, run in runs.items()
     }  # fmt: skip
     size = len(source.train) + len(source.val)
@@ -84,8 +84,8 @@ def lesson(source: text.Text, out: Path, seed: int = 0, **changes: Any) -> Secti
         Table(("model", "loss on text it has not seen", "characters right"), rows,
               f"After {s.steps} steps, on {text.WINDOWS} windows of the last tenth of the text, "
               f"where the unigram entropy is {unigram:.3f} and the bigram entropy {bigram:.3f}."),
-        Sample(written["pre"], "Written by the Pre-LN model, one character at a time "
-               f"(temperature 0.8). It has seen {s.steps} batches."),
+        Sample(written["pre"], f"The first {s.context} characters are the text's, the others the "
+               f"Pre-LN model's, after {s.steps} batches (temperature 0.8)."),
         Sample(written["post"], "The same from Post-LN without warm-up."),
     ]  # fmt: skip
     records: list[dict[str, Any]] = [{"unigram entropy": unigram, "bigram entropy": bigram}]

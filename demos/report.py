@@ -146,7 +146,7 @@ def write_page(
 ) -> Path:
     """One HTML file with everything in it: it is readable without a network."""
     contents = _contents(sections) if len(sections) > 1 else ""
-    body = "".join(map(_section, sections))
+    body = "".join(_section(s, titled=len(sections) > 1) for s in sections)
     html = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -175,7 +175,7 @@ def _contents(sections: Sequence[Section]) -> str:
     return f"<nav><ol>\n{rows}</ol>\n<p>{count}</p></nav>\n"
 
 
-def _section(section: Section) -> str:
+def _section(section: Section, titled: bool) -> str:
     parts = "".join(map(_part, section.parts))
     findings = "".join(
         f'<li class="{"holds" if f.holds else "fails"}">'
@@ -183,8 +183,9 @@ def _section(section: Section) -> str:
         f"{_inline(f.claim)}: <span>{_inline(f.measured)}.</span></li>\n"
         for f in section.findings
     )
+    heading = f"<h2>{escape(section.title)}</h2>\n" if titled else ""
     return (
-        f'<section id="{section.name}">\n<h2>{escape(section.title)}</h2>\n{parts}'
+        f'<section id="{section.name}">\n{heading}{parts}'
         f'<ul class="findings">\n{findings}</ul>\n</section>\n'
     )
 
@@ -240,7 +241,8 @@ a { color: var(--link); }
 code, pre { font: .88em/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 code { background: var(--card); padding: .1em .3em; border-radius: 4px; }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
-  margin-block: 0; padding: 1rem; overflow-x: auto; font-size: .8rem; }
+  margin-block: 0; padding: 1rem; white-space: pre-wrap; overflow-wrap: anywhere;
+  font-size: .8rem; }
 p + pre { margin-bottom: 1rem; }
 nav { border-block: 1px solid var(--line); padding-top: 1rem; margin-top: 1.5rem; }
 nav ol { padding-left: 1.4rem; margin: 0 0 .75rem; }

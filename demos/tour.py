@@ -130,7 +130,11 @@ def main(argv: list[str] | None = None) -> int:
         source.check_context(compare.SETTINGS["pre"][1].context)
     except ValueError as error:
         parser.error(str(error))
-    sections = run(source, args.out, args.seed)
+    try:
+        sections = run(source, args.out, args.seed)
+    except KeyboardInterrupt:
+        print(f"stopped; {args.out} has the pictures up to here, and no page")
+        return 130
     write_records(args.out / "measurements.jsonl", sections)
     title = "Why deep Transformers add, and where the norm stands"
     seconds = time.perf_counter() - start

@@ -239,7 +239,7 @@ def train(
     """Train to the end and evaluate."""
     start = time.perf_counter()
     trainer = Trainer(setting, task, placement)
-    history = list(progress(trainer, label))
+    history = list(progress(trainer, f"{label}, {setting.task}"))
     result = trainer.evaluate() | {"seconds": time.perf_counter() - start}
     return Run(label, trainer, history, result)
 
