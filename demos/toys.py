@@ -202,3 +202,34 @@ def gradient_cosine(place: str, blocks: int, d: int, seed: int, inputs: int = 16
     unit = x.grad[0].astype(np.float64)
     unit /= np.linalg.norm(unit, axis=-1, keepdims=True)
     return float((np.sum(unit.sum(0) ** 2) - inputs) / (inputs * (inputs - 1)))
+
+
+# ---------------------------------------------------------------- whole models, before training
+
+ZOO_VOCABULARY = 256
+
+
+def zoo_model(
+    placement: str, blocks: int, seed: int, d: int = 128
+) -> tuple[tr.nn.TransformerLM, tuple[Array, Array]]:
+    """A decoder of any placement with random weights, and a batch of random tokens and labels.
+
+    Four heads, d_ff = 4 d, 32 tokens, 4 sequences. The input stream has power 1, the head rows of
+    length 1, whatever the placement would choose for its embeddings.
+    """
+    rng = np.random.default_rng([seed, blocks])
+    model = tr.nn.TransformerLM(
+        ZOO_VOCABULARY, d, 4, blocks, 32, 4 * d, placement=placement, eps=1e-6, rng=rng
+    )
+    for table in (model.token, model.position):
+        table.weight.data[...] = rng.normal(0, 0.5**0.5, table.weight.shape)
+    model.head.weight.data[...] = rng.normal(0, d**-0.5, model.head.weight.shape)
+    tokens, labels = rng.integers(0, ZOO_VOCABULARY, (2, 4, 32))
+    model.stack.profile(model.embed(tokens))
+    return model, (tokens, labels)
+
+
+def w2_gradients(model: tr.nn.TransformerLM, batch: tuple[Array, Array]) -> Array:
+    """Norm of the gradient of each block's W2, (blocks,)."""
+    found = tr.probe.weight_gradients(model, batch)
+    return np.array([g for name, g in found.items() if name.endswith("down.weight")])

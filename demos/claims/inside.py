@@ -1,0 +1,218 @@
+"""C11, C14, C18: what training does inside a stack: its first updates, collapse, use of blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tinyres as tr
+from demos import laws, plots
+from demos.claims.claim import Between, Claim, Near, Numbers
+from demos.claims.lab import Job, Lab, probe_batch, task_of
+from demos.claims.training import BASE, SETUP, TOUR
+from demos.training import Setting, Trainer
+
+# ---------------------------------------------------------------- C11
+
+
+def updates(lab: Lab, depths: tuple[int, ...] = (6, 12, 24, 48), seeds: int = 2) -> Numbers:
+    def mean(*what: Any) -> np.ndarray:
+        found = [[first_updates(*what, L, seed) for seed in range(seeds)] for L in depths]
+        return np.mean(found, axis=1)
+
+    n: Numbers = {"depths": depths}
+    for rule in ("post", "deepnorm", "keel", "pre"):
+        n[rule], n[f"sgd {rule}"] = mean(rule, True).T
+        n[f"slope {rule}"] = laws.slope(depths, n[rule])
+    n["sgd everything"] = mean("deepnorm", False)[:, 1]
+    return n
+
+
+def first_updates(rule: str, only_matrices: bool, blocks: int, seed: int) -> list[float]:
+    """RMS change of the stack's output after one step of Adam at 1e-4; of SGD at 0.1."""
+    setting = Setting(placement=rule, blocks=blocks, heads=2, d_ff=128, seed=seed)
+    changes = []
+    for make in (
+        lambda params: tr.optim.Adam(params, 1e-4, betas=(0.9, 0.98)),
+        lambda params: tr.optim.SGD(params, 0.1),
+    ):
+        trainer = Trainer(setting, task_of(setting))
+        model, batch = trainer.model, probe_batch(trainer, 16)
+        start = model.state_dict()
+        optimizer = make([p for p in model.parameters() if p.ndim == 2 or not only_matrices])
+        model.loss(*trainer.task.batch(trainer.rng)).backward()
+        optimizer.step()
+        changes.append(tr.probe.model_update(model, batch, start))
+    return changes
+
+
+def draw_updates(n: Numbers, out: Path) -> list[plots.Picture]:
+    names = {"post": ("Post-LN", "post"), "pre": ("Pre-LN", "pre"), "keel": ("Keel", "warm"),
+             "deepnorm": ("DeepNorm", "other")}  # fmt: skip
+    return [
+        plots.lines(
+            out, f"C11-{name.lower()}",
+            [plots.Line(label, n[f"{key}{rule}"], colour, x=n["depths"], marker="o")
+             for rule, (label, colour) in names.items()],
+            title=f"Change of the output by one step of {name}", x_label="blocks", log=True,
+            log_x=True, words="RMS change of the stack's output by depth",
+        )
+        for name, key in (("Adam", ""), ("SGD", "sgd "))
+    ]  # fmt: skip
+
+
+C11 = Claim(
+    "C11",
+    "The first update of a Post-LN model explodes with depth; DeepNorm bounds it, for SGD",
+    "Wang et al. 2022, DeepNet, Fig. 5 and Thm. 4.2",
+    f"{SETUP}, 2 heads; 6 to 48 blocks, one step of all matrices, by Adam at 1e-4 or SGD at 0.1, "
+    "2 seeds",
+    updates,
+    [
+        Near("SGD, DeepNorm, by depth", lambda n: n["sgd deepnorm"],
+             lambda n: np.mean(n["sgd deepnorm"]), rel=0.25),
+        Near("Adam, DeepNorm: exponent over depth", lambda n: n["slope deepnorm"], 0.47,
+             rel=0.25),
+        Between("Adam, Post-LN, 48 blocks / 6 blocks", lambda n: n["post"][-1] / n["post"][0],
+                low=5),
+        Between("Adam, Keel: exponent over depth", lambda n: n["slope keel"], -0.15, 0.15),
+        Between("Adam, DeepNorm / Post-LN", lambda n: n["deepnorm"] / n["post"], high=0.1),
+        Between("SGD, DeepNorm, when gains, offsets and biases are trained, too: 48 / 6 blocks",
+                lambda n: n["sgd everything"][-1] / n["sgd everything"][0], low=3),
+    ],
+    draw_updates,
+    training=True,
+    note="The bound by a constant is a statement on SGD. Under Adam, whose steps do not shrink "
+    "with the gradient, DeepNorm's first update grows about as sqrt(depth), from a low start. And "
+    "it speaks of matrices: the gradients of the norms' offsets point the same way in every block, "
+    "so that a step of theirs moves the output in proportion to depth.",
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------- C14
+
+MECHANISM = {
+    "post": Job(TOUR.but(placement="post"), "collapse"),
+    "post warm": Job(TOUR.but(placement="post", warmup=100), "collapse"),
+    "pre": Job(TOUR.but(placement="pre"), "collapse"),
+    "deepnorm": Job(TOUR.but(placement="deepnorm"), "collapse"),
+}
+
+
+def mechanism(lab: Lab) -> Numbers:
+    n: Numbers = {}
+    for name, job in MECHANISM.items():
+        looks = lab.result(job)["early"]
+        n[name] = {
+            "step": np.array([look["step"] for look in looks]),
+            "cosine": np.array([look["token cosine"][-1] for look in looks]),
+            "w2": np.array([look["w2 gradient"][0] for look in looks]),
+            "update": np.array([look["update"] for look in looks]),
+            "input": np.array([look["norm input"] for look in looks]),
+        }
+    return n
+
+
+def at(rule: str, what: str, step: int) -> Any:
+    """The value of a course at a step."""
+    return lambda n: n[rule][what][list(n[rule]["step"]).index(step)]
+
+
+def draw_mechanism(n: Numbers, out: Path) -> list[plots.Picture]:
+    names = {"post": ("Post-LN", "post", "-"), "post warm": ("with warm-up", "warm", "--"),
+             "pre": ("Pre-LN", "pre", "-"), "deepnorm": ("DeepNorm", "other", "-")}  # fmt: skip
+    titles = {"cosine": "1 - token cosine at the top", "w2": "Gradient of the first W2"}
+    return [
+        plots.lines(
+            out, f"C14-{what}",
+            [plots.Line(label, 1 - n[rule][what] if what == "cosine" else n[rule][what], colour,
+                        x=1 + n[rule]["step"], dash=dash, marker="o")
+             for rule, (label, colour, dash) in names.items()],
+            title=title, words=f"{title}, by step", x_label="step, from 1", log=True, log_x=True,
+        )
+        for what, title in titles.items()
+    ]  # fmt: skip
+
+
+C14 = Claim(
+    "C14",
+    "How Post-LN fails: the first steps change the output at once, all tokens become the same, "
+    "and the gradient below dies; Pre-LN and DeepNorm come out again",
+    "Wang et al. 2022, DeepNet, Fig. 4, with the tokens looked at",
+    f"{SETUP}; 6 blocks, lr 3e-3, no warm-up, one seed",
+    mechanism,
+    [
+        Between("Post-LN: token cosine at step 5", at("post", "cosine", 5), low=0.99),
+        Between("Post-LN: gradient of the first W2, step 20 / step 0",
+                lambda n: at("post", "w2", 20)(n) / at("post", "w2", 0)(n), high=0.01),
+        Between("Pre-LN and DeepNorm: the same",
+                lambda n: [at(r, "w2", 20)(n) / at(r, "w2", 0)(n) for r in ("pre", "deepnorm")],
+                low=0.01),
+        Between("token cosine at step 250, Post-LN", at("post", "cosine", 250), low=0.99),
+        Between("Pre-LN, DeepNorm and Post-LN with warm-up",
+                lambda n: [at(r, "cosine", 250)(n) for r in ("pre", "deepnorm", "post warm")],
+                high=0.9),
+    ],
+    draw_mechanism,
+    jobs=list(MECHANISM.values()),
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------- C18
+
+TRAINED = {rule: Job(BASE.but(placement=rule, steps=400), "ablation")
+           for rule in ("pre", "deepnorm", "lns")}  # fmt: skip
+
+
+def usefulness(lab: Lab) -> Numbers:
+    return {rule: lab.result(job)["ablation"] for rule, job in TRAINED.items()}
+
+
+def draw_usefulness(n: Numbers, out: Path) -> list[plots.Picture]:
+    names = {"pre": ("Pre-LN", "pre"), "deepnorm": ("DeepNorm", "other"),
+             "lns": ("LN scaling", "warm")}  # fmt: skip
+    drawn = [plots.Line(label, np.maximum(n[rule], 1e-3), colour, x=range(1, 13), marker="o")
+             for rule, (label, colour) in names.items()]  # fmt: skip
+    return [plots.lines(out, "C18", drawn, title="Loss gained by leaving one block out",
+                        words="After 400 steps, by block; values below 0.001 are drawn there",
+                        x_label="block", log=True)]  # fmt: skip
+
+
+C18 = Claim(
+    "C18",
+    "The upper blocks of a trained Pre-LN matter little; DeepNorm's matter more evenly",
+    "Sun et al. 2025, The curse of depth; Gromov et al. 2024",
+    f"{SETUP}; 12 blocks, lr 3e-3, 400 steps, one seed; one block left out at a time",
+    usefulness,
+    [
+        Between("Pre-LN, upper six blocks, loss gained by each", lambda n: n["pre"][6:], high=0.1),
+        Between("Pre-LN, first block", lambda n: n["pre"][0], low=0.4),
+        Between("Pre-LN, first block / mean of the upper six",
+                lambda n: n["pre"][0] / n["pre"][6:].mean(), low=8),
+        Between("DeepNorm, the same", lambda n: n["deepnorm"][0] / n["deepnorm"][6:].mean(),
+                high=8),
+    ],
+    draw_usefulness,
+    jobs=[TRAINED["pre"], TRAINED["deepnorm"]],
+)  # fmt: skip
+
+X3 = Claim(
+    "X3",
+    "LayerNorm Scaling makes the upper blocks useful",
+    "Sun et al. 2025, The curse of depth",
+    f"{SETUP}; 12 blocks, lr 3e-3, 400 steps, one seed; one block left out at a time",
+    usefulness,
+    [
+        Between("mean of the upper six, LayerNorm Scaling / Pre-LN",
+                lambda n: n["lns"][6:].mean() / n["pre"][6:].mean(), low=1.5),
+    ],
+    draw_usefulness,
+    jobs=[TRAINED["pre"], TRAINED["lns"]],
+    note="The paper trains models of 130 million and more on billions of tokens.",
+)  # fmt: skip
+
+
+CLAIMS = [C11, C14, C18]
+NOT_HERE = [X3]
