@@ -6,38 +6,24 @@ at a plus, both at right angles because tap and first box, last box and plus sha
 
 from __future__ import annotations
 
-import contextlib
-import html
-from dataclasses import dataclass
 from typing import Any
 
 import graphviz
 
-from tinyres.graph.frames import ROLES, Frames
+from tinyres.graph.frames import Frames
 from tinyres.graph.labels import (
     NAMES,
     Labels,
     arrow_tooltip,
     box_tooltip,
     printable,
-    shortened,
     width_of,
 )
-from tinyres.graph.layout import Layout
+from tinyres.graph.layout import Layout, gradient_at, top_gradient
+from tinyres.graph.legend import legend
 from tinyres.graph.levels import Arrow, Box, View
-from tinyres.graph.style import THEMES, GradientScale, Theme, ratio_text
+from tinyres.graph.style import THEMES, GradientScale, Look, defaults, ratio_text
 from tinyres.graph.trace import shape_text
-
-
-@dataclass(frozen=True)
-class Look:
-    """How a picture is drawn."""
-
-    rankdir: str = "BT"
-    theme: str = "auto"
-    gradient: bool = False  # whether edges carry the measured gradient
-    decades: float = 3.0  # of the gradient's scale, on either side of the top's
-    legend: bool = True
 
 
 def to_dot(view: View, look: Look, title: str = "") -> str:
@@ -48,24 +34,6 @@ def to_dot(view: View, look: Look, title: str = "") -> str:
 def quoted(text: str) -> str:
     """Text that means nothing to Graphviz: no escapes, no HTML, no entities."""
     return str(graphviz.escape(printable(text).replace("&", "&amp;")))
-
-
-def _defaults(dot: Any, look: Look, theme: Theme) -> None:
-    dot.attr(
-        "graph", rankdir=look.rankdir, newrank="true", splines="spline", nodesep="0.25",
-        ranksep="0.30", pad="0.15", outputorder="edgesfirst", fontname="Helvetica",
-        fontsize="13", labelloc="b", bgcolor=theme.stroke("ground"),
-        fontcolor=theme.stroke("text"),
-    )  # fmt: skip
-    dot.attr(
-        "node", shape="box", style="rounded,filled", fillcolor=theme.fill("box"),
-        color=theme.stroke("box"), fontname="Helvetica", fontsize="11", height="0.28",
-        margin="0.13,0.05", penwidth="1", fontcolor=theme.stroke("text"),
-    )  # fmt: skip
-    dot.attr(
-        "edge", color=theme.stroke("arrow"), penwidth="1.2", arrowsize="0.6",
-        fontname="Helvetica", fontsize="9", fontcolor=theme.stroke("muted"),
-    )  # fmt: skip
 
 
 class _Writer:
@@ -86,15 +54,16 @@ class _Writer:
         self.dot = graphviz.Digraph("tinyres")
 
     def text(self, title: str) -> str:
-        _defaults(self.dot, self.look, self.theme)
+        for kind, attributes in defaults(self.look.rankdir, self.theme).items():
+            self.dot.attr(kind, **attributes)
         self._plan_points()
         self._boxes()
         self._ranks()
         self._arrows()
         measured = self.graph.has_gradient
-        legend = _legend(title, self.look, self.theme, self.occurring, measured)
-        if legend:
-            self.dot.attr(label=legend)
+        below = legend(title, self.look, self.theme, self.occurring, measured)
+        if below:
+            self.dot.attr(label=below)
         return str(self.dot.source)
 
     # ---- points: taps, forks and exits
@@ -168,16 +137,17 @@ class _Writer:
         role = self.frames.role_of(number)
         label = self.labels.frame(scope, role)
         common = {
-            "label": quoted(label), "labelloc": "t", "labeljust": "l" if self.look.rankdir == "LR" else "r",
-            "tooltip": quoted(self.graph.path(number)), "fontsize": "11",
+            "label": quoted(label), "tooltip": quoted(self.graph.path(number)), "fontsize": "11",
+            "labelloc": "t", "labeljust": "l" if self.look.rankdir == "LR" else "r",
         }  # fmt: skip
         if not role:
-            return {**common, "class": "block", "style": "rounded", "margin": "9",
-                    "color": self.theme.stroke("block"), "fontcolor": self.theme.stroke("muted")}  # fmt: skip
+            colours = {"color": self.theme.stroke("block"), "fontcolor": self.theme.stroke("muted")}
+            return {**common, **colours, "class": "block", "style": "rounded", "margin": "9"}
         self.occurring.setdefault(role, scope.kind if role == "norm" else role)
         stroke = self.theme.stroke(role)
-        return {**common, "class": role, "style": "rounded,filled", "margin": "8", "penwidth": "1.2",
-                "color": stroke, "fontcolor": stroke, "fillcolor": self.theme.fill(role)}  # fmt: skip
+        colours = {"color": stroke, "fontcolor": stroke, "fillcolor": self.theme.fill(role)}
+        shape = {"style": "rounded,filled", "margin": "8", "penwidth": "1.2"}
+        return {**common, **colours, **shape, "class": role}
 
     def _group(self, box: int) -> str:
         spine = self.layout.spine_of[box]
@@ -208,32 +178,39 @@ class _Writer:
         return found
 
     def _look(self, i: int, box: Box) -> dict[str, str]:
-        theme = self.theme
-        kind, on_spine = box.kind, i in self.layout.spine_of
+        """Shape and colours of a box; a plain one has those that the picture sets for all."""
+        on_spine = i in self.layout.spine_of
         if i in self.layout.additions:
-            self.occurring["skip"] = "skip (identity) path"
-            found = {"label": "+", "shape": "circle", "fixedsize": "true", "width": "0.30",
-                     "height": "0.30", "margin": "0", "fontsize": "18", "fillcolor": theme.fill("skip"),
-                     "color": theme.stroke("skip"), "penwidth": "2.5", "class": "add"}  # fmt: skip
-            gradient = gradient_at(self.layout, i)
-            if self.scale is not None and gradient is not None:
-                ratio = ratio_text(gradient / self.scale.top) if self.scale.top else "0"
-                found["xlabel"] = f'<<FONT POINT-SIZE="10">{ratio}</FONT>>'
-            return found
-        if kind == "parameter":
-            return {"shape": "note", "style": "filled", "fillcolor": theme.fill("leaf"),
-                    "color": theme.stroke("leaf"), "fontsize": "9", "class": "parameter"}  # fmt: skip
-        if kind == "fold":
-            return {"style": "rounded,filled,dashed", "fillcolor": theme.fill("leaf"), "penwidth": "1.5",
-                    "color": theme.stroke("skip" if on_spine else "box"), "class": "fold"}  # fmt: skip
-        if self.frames.is_norm(i) and (on_spine or kind == "module" or self._unframed(i)):
+            return self._plus(i)
+        if box.kind == "parameter":
+            return {"shape": "note", "style": "filled", "fontsize": "9", "class": "parameter",
+                    **self._colours("leaf")}  # fmt: skip
+        if box.kind == "fold":
+            stroke = self.theme.stroke("skip" if on_spine else "box")
+            return {"style": "rounded,filled,dashed", "penwidth": "1.5", "class": "fold",
+                    "color": stroke, "fillcolor": self.theme.fill("leaf")}  # fmt: skip
+        if self.frames.is_norm(i) and (on_spine or box.kind == "module" or self._unframed(i)):
             self._note_norm(box)
-            look = {"fillcolor": theme.fill("norm"), "color": theme.stroke("norm"), "class": "norm"}
+            look = {**self._colours("norm"), "class": "norm"}
             return {**look, "penwidth": "2.5"} if self._cuts(i) else look
-        if kind == "input" or self._is_source(i):
-            look = {"fillcolor": theme.fill("skip"), "color": theme.stroke("skip"), "penwidth": "2"}
-            return {**look, "class": "input"} if on_spine else {"class": "input", "penwidth": "2"}
-        return {"class": kind}
+        if box.kind == "input" or self._is_source(i):
+            look = {"class": "input", "penwidth": "2"}
+            return {**look, **self._colours("skip")} if on_spine else look
+        return {"class": box.kind}
+
+    def _colours(self, role: str) -> dict[str, str]:
+        return {"color": self.theme.stroke(role), "fillcolor": self.theme.fill(role)}
+
+    def _plus(self, i: int) -> dict[str, str]:
+        self.occurring["skip"] = "skip (identity) path"
+        found = {"label": "+", "shape": "circle", "fixedsize": "true", "width": "0.30",
+                 "height": "0.30", "margin": "0", "fontsize": "18", "penwidth": "2.5",
+                 "class": "add", **self._colours("skip")}  # fmt: skip
+        gradient = gradient_at(self.layout, i)
+        if self.scale is not None and gradient is not None:
+            ratio = ratio_text(gradient / self.scale.top) if self.scale.top else "0"
+            found["xlabel"] = f'<<FONT POINT-SIZE="10">{ratio}</FONT>>'
+        return found
 
     def _is_source(self, i: int) -> bool:
         """Whether the stream begins here."""
@@ -338,8 +315,10 @@ class _Writer:
             width = "1.5"
             if role:
                 self.occurring.setdefault(role, role)
-        found = {"class": role or "flow", "color": self.theme.stroke(role or "arrow"),
-                 "penwidth": width, "tooltip": quoted(arrow_tooltip(self.graph, arrow))}  # fmt: skip
+        found = {
+            "class": role or "flow", "color": self.theme.stroke(role or "arrow"),
+            "penwidth": width, "tooltip": quoted(arrow_tooltip(self.graph, arrow)),
+        }  # fmt: skip
         if arrow.skip:
             found |= {"arrowsize": "0.45"}
         return self._with_gradient(found, arrow.gradient, arrow.skip) | self._shape_label(arrow)
@@ -404,14 +383,14 @@ class _Writer:
         """What hangs on the spine without a skip, such as a norm's statistics, hangs level, too."""
         layout = self.layout
         hanging: dict[int, list[int]] = {}
+        joints = layout.spine_of.keys() - layout.additions
         for arrow in self.view.arrows:
             source, target = arrow.source, arrow.target
             if source in layout.next_on_spine and target not in layout.spine_of:
                 if source not in layout.taps and self._only_from(target, source):
                     hanging.setdefault(source, []).append(target)
-            elif target in layout.spine_of and source not in layout.spine_of:
-                if target not in layout.additions:
-                    hanging.setdefault(target, []).append(source)
+            elif source not in layout.spine_of and target in joints:
+                hanging.setdefault(target, []).append(source)
         for box, beside in hanging.items():
             self._same([_n(box), *[_n(b) for b in beside if _n(b) not in self.tied][:1]])
 
@@ -429,62 +408,9 @@ class _Writer:
                     rank.node(name)
 
 
-# ---------------------------------------------------------------- legend
-
-
-def _legend(title: str, look: Look, theme: Theme, occurring: dict[str, str], measured: bool) -> str:
-    if not look.legend:
-        keys = []
-    elif look.gradient:
-        keys = _ramp_keys(look, theme) if measured else [_text("no gradient yet")]
-    else:
-        roles = [role for role in ("skip", "norm", *ROLES) if role in occurring]
-        keys = [key for role in roles
-                for key in (_swatch(theme.stroke(role), 26, 9), _text(occurring[role]))]  # fmt: skip
-    rows = [f"<TR>{''.join(keys)}</TR>"] if keys else []
-    if title:
-        text = f'<FONT POINT-SIZE="13"><B>{html.escape(shortened(title, 80))}</B></FONT>'
-        rows.insert(0, f'<TR><TD COLSPAN="{max(len(keys), 1)}">{text}</TD></TR>')
-    table = '<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="3">'
-    return f"<{table}{''.join(rows)}</TABLE>>" if rows else ""
-
-
-def _ramp_keys(look: Look, theme: Theme) -> list[str]:
-    low, high = (f"1e{sign}{look.decades:g}" for sign in ("-", ""))
-    ramp = [_swatch(colour, 30, 4 + 1.5 * i) for i, colour in enumerate(theme.ramp)]
-    return [_text(f"|gradient| / |gradient at the top|   {low} "), *ramp, _text(f" {high}")]
-
-
 def _n(box: int) -> str:
     return f"n{box}"
 
 
 def _tap(box: int) -> str:
     return f"t{box}"
-
-
-def _swatch(colour: str, width: int, height: float) -> str:
-    return f'<TD BGCOLOR="{colour}" WIDTH="{width}" HEIGHT="{height:.0f}" FIXEDSIZE="TRUE"></TD>'
-
-
-def _text(text: str) -> str:
-    return f'<TD ALIGN="LEFT"><FONT POINT-SIZE="10">{html.escape(text)}</FONT></TD>'
-
-
-def gradient_at(layout: Layout, addition: int) -> float | None:
-    """The gradient of a sum: both its operands get it."""
-    for arrow in layout.into[addition]:
-        if arrow.gradient is not None:
-            return arrow.gradient
-    return None
-
-
-def top_gradient(layout: Layout) -> float:
-    """The gradient at the top of the stack: at the last residual addition, or near the output."""
-    for addition in sorted(layout.additions, reverse=True):
-        gradient = gradient_at(layout, addition)
-        if gradient is not None:
-            return gradient
-    view = layout.view
-    inner = [a.gradient for a in view.arrows if view.boxes[a.target].kind != "output"]
-    return next((g for g in reversed(inner) if g is not None), view.graph.seed or 0.0)

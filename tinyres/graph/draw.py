@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tinyres.graph.dot import Look, gradient_at, to_dot, top_gradient
+from tinyres.graph.dot import to_dot
 from tinyres.graph.labels import printable
-from tinyres.graph.layout import Layout
+from tinyres.graph.layout import Layout, gradient_at, top_gradient
 from tinyres.graph.levels import FINEST, View, view
 from tinyres.graph.render import Drawing, Pair
-from tinyres.graph.style import THEMES
+from tinyres.graph.style import THEMES, Look
 from tinyres.graph.trace import Graph, trace
 from tinyres.tensor import Tensor
 
@@ -41,6 +41,9 @@ def draw(
     gradient that `trace_backward` measured on the edges (default: if the graph has one): colour
     and width are its ratio to that at the top of the stack, `decades` powers of ten either way.
     `names` gives names to inputs, `{"x": x}`. Raises ValueError where there is too much to draw.
+
+    What is computed from constants alone is on no tape: give inputs requires_grad=True to see it
+    all. Modules are asked for their names now, so they have to exist still.
 
     >>> import tinyres as tr
     >>> x = tr.Tensor([[1.0]], requires_grad=True)
@@ -73,10 +76,10 @@ def draw_pair(
     graphs = [_graph(given, options.pop("names", None)) for given in (left, right)]
     if decades is None and all(graph.has_gradient for graph in graphs):
         decades = max(3.0, *(_decades(view(graph, 1)) for graph in graphs))
-    drawings = [
+    first, second = (
         draw(graph, title=title, decades=decades, **options) for graph, title in zip(graphs, titles)
-    ]
-    return Pair(*drawings, across=options.get("rankdir", "BT") in ("BT", "TB"))
+    )
+    return Pair(first, second, across=options.get("rankdir", "BT") in ("BT", "TB"))
 
 
 def _decades(shown: View) -> float:

@@ -7,6 +7,8 @@ on it: a branch leaves at a *tap* and comes back at a plus.
 
 from __future__ import annotations
 
+import itertools
+
 from tinyres.graph.levels import Arrow, View
 
 
@@ -29,7 +31,7 @@ class Layout:
         self.spines: list[list[int]] = []
         self.spine_of: dict[int, int] = {}
         self._find_spines()
-        self.next_on_spine = {a: b for spine in self.spines for a, b in zip(spine, spine[1:])}
+        self.next_on_spine = {a: b for spine in self.spines for a, b in itertools.pairwise(spine)}
         self.taps = self._find_taps()
 
     # ---- spines
@@ -131,3 +133,22 @@ class Layout:
             a.source == source or not self.ancestors[a.source] >> source & 1
             for a in self.into[box]
         )  # fmt: skip
+
+
+def gradient_at(layout: Layout, addition: int) -> float | None:
+    """The gradient of a sum: both its operands get it."""
+    for arrow in layout.into[addition]:
+        if arrow.gradient is not None:
+            return arrow.gradient
+    return None
+
+
+def top_gradient(layout: Layout) -> float:
+    """The gradient at the top of the stack: at the last residual addition, or near the output."""
+    for addition in sorted(layout.additions, reverse=True):
+        gradient = gradient_at(layout, addition)
+        if gradient is not None:
+            return gradient
+    view = layout.view
+    inner = [a.gradient for a in view.arrows if view.boxes[a.target].kind != "output"]
+    return next((g for g in reversed(inner) if g is not None), view.graph.seed or 0.0)

@@ -324,8 +324,9 @@ class _Fold:
             source, target = fold_of.get(a.source), fold_of.get(a.target)
             if source is not None and source == target:
                 continue
-            new = replace(a, source=renumbered[a.source if source is None else place[source]],
-                          target=renumbered[a.target if target is None else place[target]])  # fmt: skip
+            new = replace(a)
+            new.source = renumbered[a.source if source is None else place[source]]
+            new.target = renumbered[a.target if target is None else place[target]]
             if target is not None:
                 new.slot, new.gradient = 0, self._gradient(runs[target][1], a)
                 key: tuple[int, ...] = (new.source, new.target, a.value)
@@ -338,9 +339,8 @@ class _Fold:
             else:
                 arrows[key] = new
         shown = self.shown
-        return View(
-            self.graph, shown.skips, shown.depth, [boxes[i] for i in kept], [*arrows.values()]
-        )  # type: ignore[misc]
+        shown_boxes = [box for box in boxes if box is not None]
+        return View(self.graph, shown.skips, shown.depth, shown_boxes, [*arrows.values()])
 
     def _gradient(self, scope: int, arrow: Arrow) -> float | None:
         return self.graph.entering.get((arrow.value, scope), arrow.gradient)

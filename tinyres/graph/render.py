@@ -62,9 +62,8 @@ def laid_out(engine: Path, source: str, kind: str) -> bytes:
     begins = {"svg": b"<svg", "png": b"\x89PNG", "plain": b"graph"}[kind]
     if done.returncode or begins not in done.stdout:
         said = done.stderr.decode(errors="replace").strip()[-500:]
-        raise RuntimeError(
-            f"render: {engine} failed with status {done.returncode}: {said or 'it wrote no picture'}"
-        )
+        said = said or "it wrote no picture"
+        raise RuntimeError(f"render: {engine} failed with status {done.returncode}: {said}")
     return done.stdout
 
 
@@ -158,7 +157,7 @@ class Pair:
             path = path.with_name(path.name + ".svg")
         if path.suffix.lower() != ".svg":
             raise ValueError(
-                f"render: {path.name}: a pair is written as .svg; for others render .left and .right"
+                f"render: {path.name}: a pair is written as .svg; else render .left and .right"
             )
         _replace(path, self.svg().encode())
         return path

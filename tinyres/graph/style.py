@@ -103,3 +103,36 @@ def ratio_text(ratio: float) -> str:
         return f"{ratio:.2g}" if ratio < 100 else f"{ratio:.0f}"
     digits, exponent = f"{ratio:.1e}".split("e")
     return f"{digits}e{int(exponent)}"
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a picture is drawn."""
+
+    rankdir: str = "BT"
+    theme: str = "auto"
+    gradient: bool = False  # whether edges carry the measured gradient
+    decades: float = 3.0  # of the gradient's scale, on either side of the top's
+    legend: bool = True
+
+
+def defaults(rankdir: str, theme: Theme) -> dict[str, dict[str, str]]:
+    """The attributes of graph, nodes and edges where nothing else is said."""
+    return {
+        "graph": {
+            "rankdir": rankdir, "newrank": "true", "splines": "spline", "nodesep": "0.25",
+            "ranksep": "0.30", "pad": "0.15", "outputorder": "edgesfirst", "fontname": "Helvetica",
+            "fontsize": "13", "labelloc": "b", "bgcolor": theme.stroke("ground"),
+            "fontcolor": theme.stroke("text"),
+        },
+        "node": {
+            "shape": "box", "style": "rounded,filled", "fillcolor": theme.fill("box"),
+            "color": theme.stroke("box"), "fontname": "Helvetica", "fontsize": "11",
+            "height": "0.28", "margin": "0.13,0.05", "penwidth": "1",
+            "fontcolor": theme.stroke("text"),
+        },
+        "edge": {
+            "color": theme.stroke("arrow"), "penwidth": "1.2", "arrowsize": "0.6",
+            "fontname": "Helvetica", "fontsize": "9", "fontcolor": theme.stroke("muted"),
+        },
+    }  # fmt: skip

@@ -129,7 +129,8 @@ class ArrayText(str):
 def trace(output: Tensor, *, names: Mapping[str, Tensor] | None = None) -> Graph:
     """How `output` was computed, as plain data; the tape stays as it is.
 
-    `names` says what inputs are called that belong to no module: `{"x": x}`. Raises RuntimeError for a tensor that no op made and for a graph that a backward has freed.
+    `names` says what inputs are called that belong to no module: `{"x": x}`. Raises RuntimeError
+    for a tensor that no op made and for a graph that a backward has freed.
 
     >>> import tinyres as tr
     >>> tr.trace(tr.Tensor([1.0], requires_grad=True).exp())
@@ -150,7 +151,8 @@ def _root(output: Any) -> engine.Node:
     if node is None or node.pullback is None:
         raise RuntimeError(
             "trace: no op is on record for this tensor: it is a leaf, or nothing that it was made "
-            "from requires a gradient, or it was made under no_grad. Give an input requires_grad=True"
+            "from requires a gradient, or it was made under no_grad: give an input "
+            "requires_grad=True"
         )
     return node
 
@@ -195,10 +197,10 @@ def described(tape: list[engine.Node], names: Mapping[str, Tensor] | None = None
             if kind == "input" and not name and node in orphans:
                 kind = "parameter"
         attrs = {k: _plain(v) for k, v in node.attrs.items()} if node.attrs else {}
-        nodes.append(
-            Node(i, node.op, kind, node.shape, dtypes[node.dtype], attrs, scopes.ids.get(node.scope),
-                 name, kind != "op" and node.requires_grad)
-        )  # fmt: skip
+        scope = scopes.ids.get(node.scope)
+        learned = kind != "op" and node.requires_grad
+        dtype = dtypes[node.dtype]
+        nodes.append(Node(i, node.op, kind, node.shape, dtype, attrs, scope, name, learned))
         for slot, source in enumerate(node.inputs):
             if source is not None:
                 edges.append(Edge(ids[source], i, slot))
