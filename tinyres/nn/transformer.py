@@ -35,7 +35,8 @@ class TransformerBlock(Module):
 
     `placement` is a name in `PLACEMENTS` or a class; `first` and `total` count the sublayers of
     the stack. With `cross` it is the block of a decoder, `block(x, memory)`: between the two
-    stands attention to the memory (B, S, d_model).
+    stands attention to the memory (B, S, d_model). `block(x, None, mask)` keeps tokens from
+    attending to others (`attention`).
 
     >>> TransformerBlock(8, heads=2, rng=0)(Tensor(np.ones((1, 5, 8)), dtype="f4")).shape
     (1, 5, 8)
@@ -94,16 +95,18 @@ class TransformerBlock(Module):
         block = {"index": (first + 1) // 2, "total": total // 2}
         self.rule = rule(make_norm, **block) if by_block else None
 
-    def forward(self, stream: Any, memory: Any = None) -> Any:
+    def forward(self, stream: Any, memory: Any = None, mask: Any = None) -> Any:
         if (memory is None) != (self.cross_attention is None):
             given, cure = ("no memory", "give one") if memory is None else ("a memory", "leave it")
             raise ValueError(
                 f"TransformerBlock: got {given}, but was made with "
                 f"cross={self.cross_attention is not None}: {cure}, or make it otherwise"
             )
-        if self.rule is not None:
+        if self.rule is not None and mask is None:
             return self.rule(stream, self.attention, self.feed_forward)
-        stream = self.attention(stream)
+        if self.rule is not None:
+            raise ValueError(f"TransformerBlock: {type(self.rule).__name__} hands no mask on")
+        stream = self.attention(stream) if mask is None else self.attention(stream, None, mask)
         if self.cross_attention is not None:
             stream = self.cross_attention(stream, memory)
         return self.feed_forward(stream)
