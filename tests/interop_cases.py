@@ -24,6 +24,7 @@ Shapes = dict[str, tuple[int, ...]]
 D, HEADS, D_FF, BLOCKS, VOCAB, CONTEXT, TYPES = 8, 2, 16, 2, 11, 7, 2
 X = numbers(1, 3, 5, D)
 TOKENS = (np.abs(numbers(2, 3, 5)) * VOCAB).astype(int)
+PADDED = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]], bool)
 PARTS = np.array([[0, 0, 0, 1, 1], [0, 1, 1, 1, 1], [0, 0, 0, 0, 0]])
 
 
@@ -212,6 +213,13 @@ LAYOUTS: dict[str, Layout] = {
         interop.to_bert,
         lambda torch, w, *inputs: their_bert(torch, w, *inputs)[-1],
         (TOKENS, PARTS),
+    ),
+    "BERT, padded": Layout(
+        BERT,
+        lambda state: interop.load_bert(state, HEADS),
+        interop.to_bert,
+        lambda torch, w, *inputs: their_bert(torch, w, *inputs)[-1],
+        (TOKENS, PARTS, PADDED),
     ),
 }
 

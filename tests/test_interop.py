@@ -147,10 +147,24 @@ def test_files_load(name, tmp_path):
     assert load(half, HEADS)(*case.inputs).dtype == np.float32
 
 
-def test_encoder_refuses_what_is_too_long():
+def test_padding_changes_nothing():
+    model = interop.load_bert(weights(LAYOUTS["BERT"].shapes), HEADS)
+    mask = np.array([[True, True, True, False, False]])
+    padded = model(np.array([[3, 1, 4, 0, 0]]), mask=mask)
+    assert np.abs(padded.data[:, :3] - model(np.array([[3, 1, 4]])).data).max() < 1e-14
+
+
+def test_encoder_refuses_what_does_not_fit():
     model = interop.load_bert(weights(LAYOUTS["BERT"].shapes), HEADS)
     with pytest.raises(ValueError, match=r"\(batch, at most 7\), got \(1, 8\)"):
         model(np.zeros((1, 8), int))
+    with pytest.raises(ValueError, match=r"mask must be \(1, 3\), got \(3,\)"):
+        model(np.zeros((1, 3), int), mask=np.ones(3, bool))
+    with pytest.raises(TypeError, match="mask must be bool"):
+        model(np.zeros((1, 3), int), mask=np.ones((1, 3)))
+    block = tr.nn.TransformerBlock(D, HEADS, placement="rezero")
+    with pytest.raises(ValueError, match="ReZero hands no mask on"):
+        block(X, None, np.ones((3, 1, 1, 5), bool))
 
 
 # ---------------------------------------------------------------- the exact GELU

@@ -146,7 +146,8 @@ class BertEncoder(Module):
     """A Post-LN encoder: every token sees all others (Devlin et al. 2019, BERT, sec. 3).
 
     tokens (B, T) -> hidden states (B, T, d_model). `types` (B, T) tells the two parts of a pair
-    of sentences apart; without it all are 0.
+    of sentences apart; without it all are 0. `mask` (B, T) is True where a token is one and not
+    padding: nobody looks at padding.
 
     >>> BertEncoder(10, 8, heads=2, blocks=1, context=5, rng=0)([[1, 2, 3]]).shape
     (1, 3, 8)
@@ -177,8 +178,14 @@ class BertEncoder(Module):
             placement="post", activation="gelu_exact", eps=eps, rng=rng,
         )  # fmt: skip
 
-    def forward(self, tokens: Any, types: Any = None) -> Tensor:
-        return self.stack(self.norm(self.embed(tokens, types)))
+    def forward(self, tokens: Any, types: Any = None, mask: Any = None) -> Tensor:
+        x = self.norm(self.embed(tokens, types))
+        if mask is None:
+            return self.stack(x)
+        mask = np.asarray(mask)
+        if mask.shape != x.shape[:2]:
+            raise ValueError(f"BertEncoder: mask must be {x.shape[:2]}, got {mask.shape}")
+        return self.stack(x, None, mask[:, None, None, :])  # the same for all heads and queries
 
     @scope("embed", level=2)
     def embed(self, tokens: Any, types: Any = None) -> Tensor:
