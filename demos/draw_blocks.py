@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 
 import tinyres as tr
+from demos import text
+from demos.training import Setting, Trainer, make_task
 
 NAMES = {
     "pre": "Pre-LN",
@@ -111,6 +113,24 @@ def gallery() -> dict[str, Any]:
     return drawings
 
 
+def gradient_gallery(moments: tuple[int, ...] = (0, 5, 200)) -> dict[str, Any]:
+    """Pre-LN and Post-LN on real text, before and after steps of Adam without warm-up."""
+    setting = Setting(blocks=12, d_model=32, d_ff=128, batch=8, lr=1e-3, beta2=0.999)
+    task = make_task(setting, text.load())
+    trainers = [Trainer(setting.but(placement=p), task) for p in ("pre", "post")]
+    tokens, targets = task.held_out()
+    batch = tokens[:16], targets[:16]
+    drawings = {}
+    for moment in moments:
+        for trainer in trainers:
+            while trainer.done < moment:
+                trainer.step()
+        titles = f"Pre-LN, step {moment}", f"Post-LN, step {moment}"
+        models = trainers[0].model, trainers[1].model
+        drawings[f"gradient-step{moment}"] = draw_gradient_pair(models, batch, titles, fold=True)
+    return drawings
+
+
 # ---------------------------------------------------------------- the command line
 
 
@@ -167,7 +187,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         if args.gallery:
-            for name, drawing in gallery().items():
+            for name, drawing in {**gallery(), **gradient_gallery()}.items():
                 print(drawing.render(args.gallery / f"{name}.svg"))
         else:
             print(from_options(args).render(args.out))

@@ -169,7 +169,14 @@ def box_tooltip(graph: Graph, box: Box) -> str:
     if box.kind == "module" and box.scope is not None:
         scope = graph.scopes[box.scope]
         what = f"{scope.kind} {scope.extra}".rstrip()
-    return f"{what}{' in ' + indexed(path) if path else ''}: {value}"
+    text = f"{what}{' in ' + indexed(path) if path else ''}: {value}"
+    share = graph.shares.get(box.node) if box.kind == "op" else None
+    if share is not None:
+        text += (
+            f", |gradient| that reached x by the skip {share.skip:.3g}, through the branch "
+            f"{share.branch:.3g}, cosine {share.cosine:.2f}"
+        )
+    return text
 
 
 def arrow_tooltip(graph: Graph, arrow: Arrow) -> str:

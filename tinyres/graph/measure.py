@@ -26,8 +26,8 @@ def trace_backward(
 
     Each edge gets the norm of the cotangent that crossed it, each residual addition `x + F(x)` its
     `Share`: how much of the gradient reached x by the skip, how much through the branch, and the
-    cosine between the two. With 12 blocks of
-    width 64 on 16 times 64 tokens it took a tenth longer than a plain backward, which pays nothing.
+    cosine between the two. With 12 blocks of width 64 on 16 times 64 tokens it took a tenth longer
+    than a plain backward, which itself pays nothing.
 
     >>> import tinyres as tr
     >>> x = tr.Tensor([3.0, 4.0], requires_grad=True)
