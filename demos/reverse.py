@@ -52,8 +52,8 @@ def lesson(out: Path, seed: int = 0, **changes: Any) -> Section:
     loss = loss_picture(out, "reverse-loss", runs, [("guess", task.chance)], 0.0)
     parts: list[Part] = [
         told(__doc__, 0),
-        Figure([loss, right], f"{s.blocks} blocks, {s.context // 2} of {task.symbols} symbols, "
-               f"learning rate {s.lr:g}, no warm-up. Thick: the mean of the last 15 batches."),
+        Figure([loss, right], f"{s.blocks} blocks, sequences of {s.context // 2} symbols of "
+               f"{task.symbols} kinds, learning rate {s.lr:g}, no warm-up. Thick: the mean of the last 15 batches."),
     ]  # fmt: skip
     results = {name: run.result for name, run in runs.items()}
     records = [record for run in runs.values() for record in run.records()]
