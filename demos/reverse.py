@@ -53,7 +53,8 @@ def lesson(out: Path, seed: int = 0, **changes: Any) -> Section:
     parts: list[Part] = [
         told(__doc__, 0),
         Figure([loss, right], f"{s.blocks} blocks, sequences of {s.context // 2} symbols of "
-               f"{task.symbols} kinds, learning rate {s.lr:g}, no warm-up. Thick: the mean of the last 15 batches."),
+               f"{task.symbols} kinds, learning rate {s.lr:g}, no warm-up. Thick: the mean "
+               "of the last 15 batches."),
     ]  # fmt: skip
     results = {name: run.result for name, run in runs.items()}
     records = [record for run in runs.values() for record in run.records()]
