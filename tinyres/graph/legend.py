@@ -20,7 +20,7 @@ def legend(title: str, look: Look, theme: Theme, occurring: dict[str, str], meas
         keys = [key for pair in pairs for key in pair]
     rows = [f"<TR>{''.join(keys)}</TR>"] if keys else []
     if title:
-        text = f'<FONT POINT-SIZE="13"><B>{html.escape(shortened(title, 80))}</B></FONT>'
+        text = f'<FONT POINT-SIZE="13"><B>{_html(shortened(title, 80))}</B></FONT>'
         rows.insert(0, f'<TR><TD COLSPAN="{max(len(keys), 1)}">{text}</TD></TR>')
     table = '<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="3">'
     return f"<{table}{''.join(rows)}</TABLE>>" if rows else ""
@@ -37,4 +37,13 @@ def _swatch(colour: str, width: int, height: float) -> str:
 
 
 def _text(text: str) -> str:
-    return f'<TD ALIGN="LEFT"><FONT POINT-SIZE="10">{html.escape(text)}</FONT></TD>'
+    return f'<TD ALIGN="LEFT"><FONT POINT-SIZE="10">{_html(text)}</FONT></TD>'
+
+
+def _html(text: str) -> str:
+    """Text as it is in a label of HTML.
+
+    There \\G would become the name of the graph, and a backslash can't be escaped; a space of no
+    width behind it does.
+    """
+    return html.escape(text).replace("\\", "\\&#8203;")
