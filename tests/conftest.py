@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
+# Before NumPy is imported: the models of the tests are small, and threads of BLAS that wait for
+# each other beside other work on the machine take many times as long.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import contextlib
 import gc
 from collections.abc import Callable, Iterator

@@ -22,4 +22,15 @@ from tinyres import probe
 from tinyres.graph import draw, draw_pair, trace, trace_backward
 from tinyres.memory import keep_pages
 
+__all__ = [
+    "no_grad", "scope", "spelled_out", "Tensor", "op", "add", "concatenate", "div", "exp",
+    "getitem", "log", "matmul", "max", "maximum", "mean", "mul", "norm", "power", "raise_to",
+    "relu", "reshape", "scale", "shift", "sigmoid", "sqrt", "stack", "sub", "sum", "tanh",
+    "transpose", "var", "where", "attention", "cross_entropy", "dropout", "embedding", "gelu",
+    "layer_norm", "linear", "log_softmax", "mse", "residual", "rms_norm", "self_attention",
+    "softmax", "gelu_exact", "normal_cdf", "composed", "nn", "optim", "detect_anomaly",
+    "gradcheck", "checkpoint", "data_parallel", "load", "save", "probe", "draw", "draw_pair",
+    "trace", "trace_backward",
+]  # fmt: skip
+
 keep_pages()

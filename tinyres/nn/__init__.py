@@ -19,3 +19,14 @@ from tinyres.nn.block_rules import (
 from tinyres.nn.placements import PLACEMENTS, placement_class
 from tinyres.nn.transformer import TiedHead, TransformerBlock, TransformerLM, TransformerStack
 from tinyres.nn.encoder_decoder import TransformerEncoderDecoder
+
+__all__ = [
+    "Module", "ModuleList", "Parameter", "Sequential", "Dropout", "DynamicTanh", "Embedding",
+    "FeedForward", "LayerNorm", "Linear", "MultiHeadAttention", "RMSNorm", "xavier", "BlockRule",
+    "OnlyResidual", "Placement", "Plain", "PostLN", "PreLN", "Residual", "Admin", "AdminTorch",
+    "AdminTorchConstant", "CompleteP", "DeepNorm", "DepthMuP", "DyT", "Keel", "LayerNormScaling",
+    "LayerScale", "MixLN", "NGPT", "OLMo2", "OutputNorm", "PeriLN", "PostLNInit", "Sandwich",
+    "ScaledInit", "TFixup", "B2T", "DLCL", "HybridNorm", "HyperConnections", "NormFormer",
+    "ReZero", "ResiDual", "SiameseNorm", "SpanNorm", "PLACEMENTS", "placement_class", "TiedHead",
+    "TransformerBlock", "TransformerLM", "TransformerStack", "TransformerEncoderDecoder",
+]  # fmt: skip
