@@ -37,7 +37,8 @@ def test_every_op_has_a_case():
 # What NumPy calls the ops that have no twin in primitive ops to be compared with.
 ORACLES = {
     **{n: getattr(np, n) for n in ("exp", "log", "sqrt", "tanh", "power", "maximum", "where")},
-    **{n: getattr(np, n) for n in ("sum", "mean", "var", "max", "matmul", "reshape", "transpose")},
+    **{n: getattr(np, n) for n in ("sum", "mean", "var", "max", "matmul", "transpose")},
+    "reshape": lambda x, shape: np.reshape(x, shape),
     "add": np.add,
     "residual": np.add,
     "sub": np.subtract,
