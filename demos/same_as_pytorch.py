@@ -1,6 +1,6 @@
 """Is this really what PyTorch does? The same weights and batches in both, and what differs.
 
-A language model as large as the tour's is written twice: with tinyres, and with PyTorch's own
+A small language model is written twice: with tinyres, and with PyTorch's own
 nn.TransformerEncoder. Both get the same weights, and take 50 steps of Adam on the same batches.
 The table shows the largest difference between the two, of the logits, of every gradient and of
 every weight after the last step, relative to the largest number of the same array.
@@ -29,7 +29,7 @@ import tinyres as tr
 from tinyres import interop
 
 RECORDED = Path(__file__).parent / "data" / "same_as_pytorch.npz"
-VOCAB, CONTEXT, BATCH, D_MODEL, HEADS, D_FF, BLOCKS = 32, 32, 16, 64, 4, 256, 6
+VOCAB, CONTEXT, BATCH, D_MODEL, HEADS, D_FF, BLOCKS = 32, 32, 8, 32, 4, 128, 4
 STEPS, LR = 50, 1e-3
 PLACEMENTS = {"pre": "Pre-LN", "post": "Post-LN"}
 DTYPES = ("float64", "float32")
