@@ -122,9 +122,8 @@ def section(outcome: Outcome) -> Section:
     if claim.note:
         parts.append(claim.note)
     held = f"{sum(v.holds for v in outcome.verdicts)} of {len(outcome.verdicts)} checks"
-    where = " (a claim that does not reproduce at this size)" if claim.id in NOT_HERE else ""
-    finding = Finding(f"{claim.id}{where}", held, outcome.holds)
-    return Section(claim.id, f"{claim.id}: {claim.text}", parts, [finding], [outcome.record()])
+    finding = Finding(claim.text, held, outcome.holds)
+    return Section(claim.id, f"{claim.id}: {claim.title}", parts, [finding], [outcome.record()])
 
 
 def not_measured() -> Section:
@@ -174,7 +173,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(str(error))
     if not ids and not with_pictures:
         for claim in EVERY.values():
-            print(f"{claim.id:4} {'(trains) ' if claim.trains else ''}{claim.text}")
+            print(f"{claim.id:4}{claim.title}: {'(trains) ' if claim.trains else ''}{claim.text}")
         print("\npython -m demos.papers C5, or all, or all --quick")
         return 0
     start = time.perf_counter()

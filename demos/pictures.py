@@ -85,8 +85,10 @@ def gradient_travel(n: dict[str, Any], out: Path) -> plots.Picture:
             law, seen = n[place]["law"][x], n[place]["lengths"][x]
             if place != "residual":
                 ways.plot(x, law, color=colour)
-            marker = "s" if place == "residual" else "o"
-            ways.plot(x, seen, linestyle="", marker=marker, markersize=4, color=colour)
+            look = {"marker": "s", "markersize": 6.5, "markerfacecolor": "none"}
+            look = look if place == "residual" else {"marker": "o", "markersize": 4}
+            ways.plot(x, seen, linestyle="", color=colour, **look)
+        ways.set_xticks(range(0, 18, 3))
         ways.annotate("Pre-LN", (3.2, 0.24), color=ink("pre"))
         ways.annotate("Post-LN", (9.6, 0.155), color=ink("post"))
         ways.annotate("and no norm", (9.6, 0.138), color=ink("plain"))

@@ -105,7 +105,7 @@ def test_checks(check, holds):
 
 
 def fake(value):
-    return Claim("C22", "All is well", "nobody", "none", lambda lab: {"x": value},
+    return Claim("C22", "Well", "All is well", "nobody", "none", lambda lab: {"x": value},
                  [Near("x", lambda n: n["x"], 1.0, rel=0.1)], lambda n, out: [])  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def test_every_claim_has_what_it_needs():
     assert [*CLAIMS] == [f"C{i}" for i in range(1, 25)]
     assert [*NOT_HERE] == ["X1", "X2", "X3"]
     for claim in papers.EVERY.values():
-        assert claim.text and claim.source and claim.setup and claim.checks
+        assert claim.title and claim.text and claim.source and claim.setup and claim.checks
     quick, with_pictures = papers.chosen(["all"], quick=True)
     assert "C5" in quick and "C13" not in quick and not with_pictures
     assert papers.chosen(["c5", "X1"], quick=False) == (["C5", "X1"], False)

@@ -175,6 +175,45 @@ def test_output_shift_follows_law_l4():
         assert seen == pytest.approx(laws.output_shift(rule, 6), rel=0.12), rule
 
 
+def without_attention(seed, blocks=6):
+    """A Pre-LN model that is a stack of feed-forward branches on an input of power 1."""
+    model = tr.nn.TransformerLM(VOCAB, 128, 2, blocks, T, 128, placement="pre", rng=seed)
+    for table in (model.token, model.position):
+        table.weight.data *= 0.5**0.5
+    for block in model.stack.blocks:
+        block.attention.branch = toys.Nothing()
+    return model, tuple(np.random.default_rng(seed).integers(0, VOCAB, (2, 8, T)))
+
+
+def test_laws_l1_and_l4_in_a_model_without_attention():
+    looks = [without_attention(seed) for seed in range(8)]
+    product = np.array([tr.probe.conserved_product(*look) for look in looks])
+    power = np.array([tr.probe.stream_rms(*look) ** 2 for look in looks])
+    shift = [tr.probe.output_shift(*look, rng=seed) for seed, look in enumerate(looks)]
+    assert (product[:, -1] == 1).all()
+    assert product.mean(0) == pytest.approx(1, rel=0.1)
+    assert power.mean(0) == pytest.approx(laws.stream_power("pre", 6), rel=0.1)
+    assert np.mean(shift) == pytest.approx(laws.output_shift("pre", 6), rel=0.12)
+
+
+def test_only_a_block_that_does_something_is_missed():
+    model, batch = small("pre")
+    for i in (0, 2):
+        for sublayer in model.stack.blocks[i].sublayers():
+            sublayer.branch = toys.Nothing()
+    missed = tr.probe.ablation(model, batch)
+    assert missed[0] == missed[2] == 0 != missed[1]
+
+
+def test_dependency_counts_only_norms_that_the_stream_passes():
+    """OLMo 2's output norms make every source equally strong; its QK-norms play no part."""
+    model, batch = small("olmo2")
+    embedding = tr.probe.stream_rms(model, batch)[0] ** 2
+    squares = np.array([embedding, *[1] * (2 * BLOCKS)])
+    beta = tr.probe.dependency(model, batch)
+    np.testing.assert_allclose(beta[-1] ** 2, squares / squares.sum(), rtol=1e-3)
+
+
 def test_model_update_is_the_change_of_the_output():
     model, batch = small("post")
     before = model.state_dict()

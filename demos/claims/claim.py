@@ -104,6 +104,7 @@ class Claim:
     """A sentence from a paper or a law, and how to find out whether it holds here."""
 
     id: str
+    title: str
     text: str
     source: str
     setup: str

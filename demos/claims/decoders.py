@@ -96,6 +96,7 @@ def _fall(values: np.ndarray) -> float:
 
 C6 = Claim(
     "C6",
+    "Encoder and decoder before training",
     "In a 6-6 encoder-decoder the expected gradient of the decoder's W2 rises several times from "
     "bottom to top in Post-LN; the last one is level over depth in Post-LN and falls in Pre-LN",
     "Xiong et al. 2020, Fig. 3",
@@ -165,6 +166,7 @@ def draw_crossing(n: Numbers, out: Path) -> list[plots.Picture]:
 
 C7 = Claim(
     "C7",
+    "Vanishing needs cross-attention",
     "Gradients vanish in Post-LN decoders, and only there: cross-attention adds what no gradient "
     "comes back through",
     "Liu et al. 2020, sec. 3.1; law L5",

@@ -88,6 +88,7 @@ def _of_law(law: Any) -> Any:
 
 C5 = Claim(
     "C5",
+    "Where the gradient travels",
     "What the stream gains on its way up, the gradient gains on its way down; in Pre-LN most of "
     "it crosses few branches, in Post-LN a third of them",
     "laws L1 and L2; paths after Veit et al. 2016, Residual networks behave like ensembles",
@@ -135,9 +136,8 @@ def draw_shifts(n: Numbers, out: Path) -> list[plots.Picture]:
         (label, colour, n["depths"], n[rule], n[f"law {rule}"])
         for rule, (label, colour) in names.items()
     ]
-    curves.append(("", "plain", n["depths"], n["admin"], n["law admin"]))
     return [law_and_dots(out, "C8", curves, title="Output shift when all weights get noise",
-                         words="Shift by depth, dots measured, lines law L4; Admin lies on Pre-LN",
+                         words="Shift by depth, dots measured, lines law L4",
                          x_label="sublayers", log=True, log_x=True)]  # fmt: skip
 
 
@@ -156,6 +156,7 @@ def _shift_checks(rule: str, name: str) -> list[Near]:
 
 C8 = Claim(
     "C8",
+    "Noise on all weights",
     "Noise on all weights moves a Post-LN's output by O(N), that of Pre-LN and Admin by O(log N)",
     "Liu et al. 2020, Understanding the difficulty of training Transformers, sec. 4.2; law L4",
     "1 to 64 feed-forward branches, d = 256, noise of 1 % of each weight's deviation, 8 seeds",
@@ -210,6 +211,7 @@ def draw_shattering(n: Numbers, out: Path) -> list[plots.Picture]:
 
 C21 = Claim(
     "C21",
+    "Shattered gradients",
     "Gradients of two unrelated inputs lose their likeness as 2^-L in a plain network, as (3/4)^L "
     "with skips, and only as about 1/sqrt(L) with normalised branches",
     "Balduzzi et al. 2017, The shattered gradients problem; law: gradient_cosine()",
@@ -262,6 +264,7 @@ def draw_shortcuts(n: Numbers, out: Path) -> list[plots.Picture]:
 
 C22 = Claim(
     "C22",
+    "Scaled shortcuts",
     "A shortcut multiplied by lambda multiplies the gradient's skip path by lambda^L",
     "He et al. 2016, Identity mappings in deep residual networks, sec. 3",
     "x <- lambda x + f(norm(x)) with f = 0; lambda = 0.9, 0.5, 1.1 over 48, 12, 48 blocks",

@@ -65,6 +65,7 @@ def draw_updates(n: Numbers, out: Path) -> list[plots.Picture]:
 
 C11 = Claim(
     "C11",
+    "The first update",
     "The first update of a Post-LN model explodes with depth; DeepNorm bounds it, for SGD",
     "Wang et al. 2022, DeepNet, Fig. 5 and Thm. 4.2",
     f"{SETUP}, 2 heads; 6 to 48 blocks, one step of all matrices, by Adam at 1e-4 or SGD at 0.1, "
@@ -138,6 +139,7 @@ def draw_mechanism(n: Numbers, out: Path) -> list[plots.Picture]:
 
 C14 = Claim(
     "C14",
+    "How Post-LN fails",
     "How Post-LN fails: the first steps change the output at once, all tokens become the same, "
     "and the gradient below dies; Pre-LN and DeepNorm come out again",
     "Wang et al. 2022, DeepNet, Fig. 4, with the tokens looked at",
@@ -182,6 +184,7 @@ def draw_usefulness(n: Numbers, out: Path) -> list[plots.Picture]:
 
 C18 = Claim(
     "C18",
+    "The curse of depth",
     "The upper blocks of a trained Pre-LN matter little; DeepNorm's matter more evenly",
     "Sun et al. 2025, The curse of depth; Gromov et al. 2024",
     f"{SETUP}; 12 blocks, lr 3e-3, 400 steps, one seed; one block left out at a time",
@@ -200,6 +203,7 @@ C18 = Claim(
 
 X3 = Claim(
     "X3",
+    "LayerNorm Scaling and the upper blocks",
     "LayerNorm Scaling makes the upper blocks useful",
     "Sun et al. 2025, The curse of depth",
     f"{SETUP}; 12 blocks, lr 3e-3, 400 steps, one seed; one block left out at a time",

@@ -74,6 +74,7 @@ def draw_post_init(n: Numbers, out: Path) -> list[plots.Picture]:
 
 C12 = Claim(
     "C12",
+    "Post-LN with smaller lower matrices",
     "Post-LN with smaller lower matrices trains where Post-LN sticks, although its last gradient "
     "is as large: exploding gradients are not the root of the trouble",
     "Wang et al. 2022, DeepNet, Fig. 3",
@@ -118,6 +119,7 @@ def draw_warm(n: Numbers, out: Path) -> list[plots.Picture]:
 
 C13 = Claim(
     "C13",
+    "Warm-up",
     "Post-LN needs warm-up, Pre-LN does not",
     "Xiong et al. 2020, sec. 3.2 and 4",
     f"{SETUP}; 6 blocks, lr 3e-3, 250 steps, warm-up of 100 or none, 5 seeds; {FINAL}",
@@ -168,6 +170,7 @@ def draw_depth(n: Numbers, out: Path) -> list[plots.Picture]:
 
 C15 = Claim(
     "C15",
+    "Depth",
     "A deep Post-LN does not train at rates at which Pre-LN does, with or without a short warm-up",
     "Wang et al. 2019, Learning deep Transformer models; Xiong et al. 2020; PyTorch issue 55270",
     f"{SETUP}; 12 and 18 blocks, lr 1e-3 and 3e-3, warm-up 0 and 100, 250 steps; and reversing a "
@@ -189,6 +192,7 @@ SMALL = {"3e-3": WARM["post"][:1], "3e-4": seeds(TOUR.but(placement="post", lr=3
 
 C16 = Claim(
     "C16",
+    "A smaller learning rate",
     "A small fixed learning rate rescues a shallow Post-LN without warm-up",
     "Xiong et al. 2020, App. H",
     f"{SETUP}; 6 blocks, no warm-up, 250 steps, one seed; {FINAL}",
@@ -227,6 +231,7 @@ def rezero(lab: Lab) -> Numbers:
 
 C23 = Claim(
     "C23",
+    "ReZero",
     "ReZero starts with gradients for its gates alone, and trains a deep stack without a norm",
     "Bachlechner et al. 2020, ReZero is all you need",
     f"{SETUP}; 12 blocks, lr 3e-3, no warm-up, 250 steps, 3 seeds; {FINAL}",

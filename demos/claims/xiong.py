@@ -85,6 +85,7 @@ def draw_lemmas(n: Numbers, out: Path) -> list[plots.Picture]:
 
 C1 = Claim(
     "C1",
+    "How the stream grows",
     "ReLU halves power; a Post-LN norm sees 3/2; the Pre-LN stream grows between 1 + l/2 and "
     "1 + 3l/2",
     f"{PAPER}, Lemmas 1 and 2",
@@ -133,6 +134,7 @@ def draw_by(what: str, name: str, title: str) -> Any:
 
 C2 = Claim(
     "C2",
+    "The last gradient, by depth",
     "The last feed-forward matrix's gradient does not depend on depth in Post-LN and falls as "
     "1/sqrt(L) in Pre-LN",
     f"{PAPER}, Theorem 1",
@@ -163,6 +165,7 @@ def by_width(lab: Lab, blocks: int = 12, widths: tuple[int, ...] = (64, 128, 256
 
 C3 = Claim(
     "C3",
+    "The last gradient, by width",
     "Over width that gradient grows as sqrt(d): Theorem 1's d sqrt(ln d) is a bound that is not "
     "reached",
     f"law L3, against {PAPER}, Theorem 1",
@@ -211,6 +214,7 @@ def draw_by_block(n: Numbers, out: Path) -> list[plots.Picture]:
 
 C4 = Claim(
     "C4",
+    "Gradients, block by block",
     "Block by block: Pre-LN's gradients fall towards the top, Post-LN's W2 gradients stay level",
     f"{PAPER}, Fig. 3 and App. F; law: theory()",
     f"{SETUP}; d = 256, 12 blocks, 8 seeds",
@@ -266,6 +270,7 @@ def draw_decay(n: Numbers, out: Path) -> list[plots.Picture]:
 
 X1 = Claim(
     "X1",
+    "Exponential decay in an encoder",
     "Post-LN's gradient decays as (2/3)^((L-l)/2) on its way down an encoder",
     f"{PAPER}, App. F",
     f"{SETUP}; d = 256, 24 blocks, 8 seeds",
@@ -277,6 +282,7 @@ X1 = Claim(
 
 X2 = Claim(
     "X2",
+    "Level gradients in Pre-LN",
     "Pre-LN's gradients are almost the same in all layers",
     f"{PAPER}, Fig. 3b",
     f"{SETUP}; d = 256, 12 blocks, 8 seeds",

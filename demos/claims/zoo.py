@@ -65,6 +65,7 @@ def draw_admin(n: Numbers, out: Path) -> list[plots.Picture]:
 
 C9 = Claim(
     "C9",
+    "Admin starts as Pre-LN",
     "Admin's initialisation makes a Post-LN do what a Pre-LN does",
     "Liu et al. 2020, sec. 4; law L4",
     f"{SETUP}; 12 blocks, 5 seeds",
@@ -103,6 +104,7 @@ def _furthest(n: Numbers) -> float:
 
 C10 = Claim(
     "C10",
+    "Hyper-Connections start as Pre-LN",
     "Static Hyper-Connections start as Pre-LN: same loss, logits and gradients",
     "Zhu et al. 2024, Hyper-connections, eq. 14",
     f"{SETUP}; 6 blocks, 4 streams, equal weights",
@@ -140,6 +142,7 @@ def _top(rule: str) -> Any:
 
 C17 = Claim(
     "C17",
+    "Token collapse",
     "Before training, a deep Post-LN has made all tokens of a sequence the same; Pre-LN has not, "
     "DeepNorm and ReZero leave them as they are",
     "Dong et al. 2021, Attention is not all you need (rank collapse); Noci et al. 2022",
@@ -170,6 +173,7 @@ def draw_scaling(n: Numbers, out: Path) -> list[plots.Picture]:
 
 C19 = Claim(
     "C19",
+    "LayerNorm Scaling",
     "LayerNorm Scaling lets the stream grow as log(depth) where Pre-LN lets it grow as depth",
     "Sun et al. 2025, The curse of depth in large language models, sec. 4",
     f"{SETUP}; 12 and 48 blocks, 3 seeds",
@@ -206,6 +210,7 @@ def draw_olmo(n: Numbers, out: Path) -> list[plots.Picture]:
 
 C20 = Claim(
     "C20",
+    "Output norms need QK-norm",
     "A norm on each sublayer's output alone lets gradients explode with depth; with norms on "
     "queries and keys it does not",
     "OLMo team 2025, 2 OLMo 2 Furious, sec. 3.1 (both are adopted there together)",
@@ -248,6 +253,7 @@ def draw_equation(n: Numbers, out: Path) -> list[plots.Picture]:
 
 C24 = Claim(
     "C24",
+    "Residuals as a differential equation",
     "x + (1/L) f(x) is a step of a differential equation: the deeper, the less each weight "
     "matters; with 1/sqrt(L) the weights together matter equally at any depth",
     "Dey et al. 2025, CompleteP; Yang et al. 2023, depth-muP; Chen et al. 2018, Neural ODEs",

@@ -24,5 +24,11 @@ CHEAP = (
 
 
 def report(model: TransformerLM, batch: Batch) -> dict[str, Array]:
-    """All the probes that cost no more than a step of training each, by name."""
+    """All the probes that cost no more than a step of training each, by name.
+
+    >>> import tinyres as tr
+    >>> model = tr.nn.TransformerLM(vocab=5, d_model=8, heads=2, blocks=3, context=4, rng=0)
+    >>> report(model, ([[1, 2, 3]], [[2, 3, 4]]))["stream_rms"].shape
+    (4,)
+    """
     return {probe.__name__: probe(model, batch) for probe in CHEAP}
