@@ -149,3 +149,72 @@ def test_scopes_of_threads_do_not_nest_into_each_other():
     done.set()
     thread.join()
     assert "in mine)" in str(error.value)
+
+
+# ---------------------------------------------------------------- one batch, several threads
+
+
+def batch_of(rows):
+    tokens = np.random.default_rng(0).integers(0, 9, (rows, 7))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def model_of(**options):
+    return nn.TransformerLM(vocab=9, d_model=8, heads=2, blocks=2, context=6, rng=0, **options)
+
+
+def shared_gradients(model, *batch, threads):
+    model.zero_grad()
+    loss = tr.data_parallel(model.loss, *batch, threads=threads)
+    return [loss, *[p.grad.copy() for p in model.parameters()]]
+
+
+@pytest.mark.parametrize("threads, rows", [(1, 4), (2, 4), (2, 5), (3, 7), (4, 4)])
+def test_a_shared_batch_gives_the_gradients_of_the_whole_one(threads, rows):
+    model, batch = model_of().astype("float64"), batch_of(rows)
+    loss = model.loss(*batch)
+    loss.backward()
+    whole = [loss.item(), *[p.grad.copy() for p in model.parameters()]]
+    first, again = (shared_gradients(model, *batch, threads=threads) for _ in range(2))
+    for expected, found, same in zip(whole, first, again, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+        assert np.array_equal(found, same)
+    tr.data_parallel(model.loss, *batch, threads=threads)
+    np.testing.assert_allclose(model.head.bias.grad, 2 * whole[-1], rtol=1e-9)
+
+
+def test_a_failure_in_one_thread_leaves_all_gradients_as_they_were():
+    w = tr.Tensor([1.0, 2.0], requires_grad=True)
+
+    def loss(x):
+        if x[0, 0] == 1:
+            raise ZeroDivisionError("in the second part")
+        return (w * x).mean()
+
+    with pytest.raises(ZeroDivisionError):
+        tr.data_parallel(loss, np.array([[0.0, 0.0], [1.0, 1.0]]))
+    assert w.grad is None
+
+
+def test_what_can_not_be_shared():
+    model = model_of(dropout=0.5)
+    with pytest.raises(RuntimeError, match=r"one random generator.*eval\(\)"):
+        tr.data_parallel(model.loss, *batch_of(4))
+    assert all(p.grad is None for p in model.parameters())
+    tr.data_parallel(model.eval().loss, *batch_of(4))
+    for batch, message in (((np.ones(3), np.ones(4)), "equally many rows"), ((3.0,), "rows, got")):
+        with pytest.raises(ValueError, match=message):
+            tr.data_parallel(lambda *a: a[0], *batch)
+    with pytest.raises(ValueError, match="5 threads can't share 4 rows"):
+        tr.data_parallel(model.loss, *batch_of(4), threads=5)
+
+
+def test_modes_reach_the_threads_of_a_shared_batch():
+    with (
+        np.errstate(divide="ignore"),
+        tr.detect_anomaly(),
+        pytest.raises(FloatingPointError, match="log"),
+    ):
+        tr.data_parallel(
+            lambda x: tr.log(tr.Tensor(x, requires_grad=True)).mean(), np.zeros((2, 3))
+        )
