@@ -176,18 +176,19 @@ def _log_axis(ax: Axes) -> None:
     ax.set_yticks([tick for tick in ticks if low <= np.log10(tick) <= high])
     ax.set_ylim(10**low, 10**high)
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
+    name = power_of_ten if len(factors) == 1 else "{:g}".format
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: name(value)))
 
 
 def power_of_ten(value: float) -> str:
-    """A power of ten as it is written; any other number as it is.
+    """A power of ten as it is written.
 
-    >>> power_of_ten(0.001), power_of_ten(10), power_of_ten(0.2)
-    ('10⁻³', '10', '0.2')
+    >>> power_of_ten(0.001), power_of_ten(10)
+    ('10⁻³', '10')
     """
     exponent = round(float(np.log10(value)))
-    if exponent in (0, 1) or not np.isclose(value, 10.0**exponent):
-        return f"{value:g}"
+    if exponent in (0, 1):
+        return str(10**exponent)
     return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
