@@ -2,15 +2,16 @@
 
 Depth stands on one axis, the learning rate on the other, one panel a placement, without warm-up and
 with it: each cell is the loss after a short training, the mean over the seeds. A second table says
-at which depth each placement stops training. The defaults are 300 small runs, of 4 to 64 blocks.
+at which depth each placement stops training. The defaults are 300 small runs, of 4 to 64 blocks:
+about 40 minutes of one core, less in proportion to the cores there are.
 
 A sweep is a list of independent runs that is given to an executor of Python's concurrent.futures:
 processes on this machine, or, with --dask ADDRESS, a cluster of several. For these, in a copy of
 this repository on each machine (pip install -e '.[demos,sweep]'):
 
-    dask scheduler                                          on one of them: it prints its ADDRESS
-    PYTHONPATH=. dask worker ADDRESS --nworkers auto --nthreads 1                     on each
-    python -m demos.sweep --dask ADDRESS                    wherever the results shall be
+    PYTHONPATH=. dask scheduler                                    on one: it prints its ADDRESS
+    PYTHONPATH=. dask worker ADDRESS --nworkers=-1 --nthreads 1    on each: a worker a core
+    python -m demos.sweep --dask ADDRESS                           where the results shall be
 
 Each finished run is a line in results.jsonl at once. A sweep that was stopped (Ctrl-C finishes the
 runs that are on their way) goes on where it was when the same command is given again, and one with
@@ -131,6 +132,14 @@ def on_dask(address: str) -> Pool:
         except ImportError as error:
             raise ValueError("--dask needs dask: pip install -e '.[sweep]'") from error
         with Client(address, timeout=30) as client:
+            try:
+                client.wait_for_workers(1, timeout=60)
+                client.submit(failure, RuntimeError(), pure=False).result(timeout=60)
+            except Exception as error:
+                raise ValueError(
+                    f"--dask: {address} has no worker that can run demos.sweep: start scheduler "
+                    f"and workers in a copy of this repository, with PYTHONPATH=. ({error})"
+                ) from error
             yield client.get_executor(pure=False)
 
     return pool

@@ -189,6 +189,13 @@ def test_wrong_options_are_explained(options, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_without_dask_it_says_what_to_install(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(SystemExit):
+        sweep.main([*TINY, "--dask", "tcp://127.0.0.1:1", "--out", str(tmp_path)])
+    assert "--dask needs dask: pip install -e '.[sweep]'" in capsys.readouterr().err
+
+
 # ---------------------------------------------------------------- the map
 
 
