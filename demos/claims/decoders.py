@@ -153,9 +153,7 @@ def crossing(lab: Lab, blocks: int = 18, seeds: int = 3) -> Numbers:
 def draw_crossing(n: Numbers, out: Path) -> list[plots.Picture]:
     x = range(1, len(n["decoder"]) + 1)
     drawn = [
-        plots.Line(
-            "with cross-attention", n["decoder"] / n["decoder"][-1], "post", x=x, marker="o"
-        ),
+        plots.Line("cross-attention", n["decoder"] / n["decoder"][-1], "post", x=x, marker="o"),
         plots.Line("decoder only", n["alone"] / n["alone"][-1], "post", x=x, dash="--"),
         plots.Line("encoder", n["encoder"] / n["encoder"][-1], "plain", x=x),
     ]
