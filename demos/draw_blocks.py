@@ -102,9 +102,18 @@ def trained(model: tr.nn.TransformerLM, steps: int, lr: float = 1e-3) -> tr.nn.T
     return model
 
 
+def draw_block_pair(*, depth: int = 2, **options: Any) -> Any:
+    """A block of each placement, side by side."""
+    models = [make_model(placement, 1, activation="gelu") for placement in ("pre", "post")]
+    tokens, _ = make_batch()
+    with tr.spelled_out():
+        logits = [model(tokens) for model in models]
+    return tr.draw_pair(*logits, titles=("Pre-LN", "Post-LN"), depth=depth, **options)
+
+
 def gallery() -> dict[str, Any]:
     """The pictures of the README and of the recorded DOT texts, by file name."""
-    drawings: dict[str, Any] = {}
+    drawings: dict[str, Any] = {"blocks": draw_block_pair()}
     for placement in ("pre", "post"):
         drawings[f"{placement}-block"] = draw_block(placement)
         drawings[f"{placement}-primitives"] = draw_block(placement, depth=3)

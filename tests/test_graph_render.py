@@ -94,6 +94,33 @@ def test_a_failure_leaves_the_old_picture_whole(monkeypatch, drawing, tmp_path, 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.svg", "broken"]
 
 
+@posix
+def test_a_disk_that_is_full_leaves_the_old_picture_whole(drawing, tmp_path):
+    resource = pytest.importorskip("resource")
+    path = drawing.render(tmp_path / "a.svg")
+    old = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(old) // 2, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            tr.draw(residual().sum()).render(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == old
+    assert [p.name for p in tmp_path.iterdir()] == ["a.svg"]
+
+
+@posix
+def test_who_reads_the_old_picture_never_sees_half_of_the_new_one(drawing, tmp_path):
+    path = drawing.render(tmp_path / "a.svg")
+    with open(path, encoding="utf-8") as reader:
+        begin = reader.read(100)
+        new = tr.draw(residual().sum())
+        new.render(path)
+        assert begin + reader.read() == drawing.svg()
+    assert path.read_text() == new.svg()
+
+
 # ---------------------------------------------------------------- files
 
 
@@ -253,6 +280,27 @@ def test_a_wide_script_gets_a_wide_box():
 
 
 # ---------------------------------------------------------------- notebooks, pairs, gradients
+
+
+def test_a_pair_is_one_picture_or_names_the_two(monkeypatch, drawing, tmp_path):
+    pair = tr.draw_pair(residual(), residual(), titles=("one", "other"))
+    root = ET.parse(pair.render(tmp_path / "pair")).getroot()
+    ids = [e.get("id") for e in root.iter() if e.get("id")]
+    assert len(ids) == len(set(ids))
+    named = root.find(f"*[@id='{root.get('aria-labelledby')}']")
+    assert (root.get("role"), named.text) == ("group", "one and other")
+    assert len(root.findall(f"{SVG}svg[@role='img']")) == 2
+    assert pair.render(tmp_path / "pair.gv").read_text().count("digraph") == 2
+    words = r"pair\.left\.render\('a-left\.png'\) and pair\.right\.render\('a-right\.png'\)"
+    with pytest.raises(ValueError, match=words):
+        pair.render(tmp_path / "a.png")
+    with pytest.raises(ValueError, match=r"one of \.svg, \.gv"):
+        pair.render(tmp_path / "a.pdf")
+    monkeypatch.setattr(render, "find_engine", lambda: None)
+    with pytest.raises(RuntimeError, match=r"b\.gv; .*pip install"):
+        pair.render(tmp_path / "b.svg")
+    assert (tmp_path / "b.gv").read_text() == pair.source
+    assert "pip install" in pair._repr_mimebundle_()["text/plain"]
 
 
 def test_a_notebook_shows_the_picture(drawing):

@@ -7,13 +7,13 @@ import os
 import shutil
 import subprocess
 import tempfile
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from tinyres.graph.svg import beside, finished
+from tinyres.graph.svg import beside, finished, prefix_of
 
-FORMATS = (".svg", ".png", ".gv")
 PATIENCE = 120  # seconds
 ADVICE = 'install a layout program with: pip install "tinyres[demos]"'
 
@@ -67,56 +67,47 @@ def laid_out(engine: Path, source: str, kind: str) -> bytes:
     return done.stdout
 
 
-@dataclass(frozen=True, eq=False)
-class Drawing:
-    """A drawn graph: DOT text, and pictures made from it. Notebooks show it as it is."""
+class Picture(ABC):
+    """What a drawing and a pair of them have in common: how a picture becomes a file."""
 
     source: str
-    title: str
-    description: str
-    theme: str = "auto"
-
-    def svg(self, *, prefix: str = "") -> str:
-        """The picture as SVG text, ready to stand in a page.
-
-        `prefix` begins all ids in it; by default it is made from the picture itself, so it has to
-        be given only where the same picture stands on a page twice.
-        """
-        engine = find_engine()
-        if engine is None:
-            raise RuntimeError(f"svg: there is no layout program: {ADVICE}")
-        svg = laid_out(engine, self.source, "svg")
-        return finished(svg, self.source, self.theme, self.title, self.description, prefix)
+    formats: ClassVar[tuple[str, ...]] = (".svg", ".png", ".gv")
 
     def render(self, path: str | os.PathLike[str]) -> Path:
         """Write the picture; the suffix says as what: .svg (also without one), .png or .gv.
 
         A missing folder is made. An old picture stays whole until the new one is complete. Without
-        a layout program the DOT text is written beside, and the RuntimeError says where.
+        a layout program the DOT text is written beside, and the RuntimeError says where. A pair is
+        written as .svg or .gv; for .png render its `left` and its `right`.
         """
         path = Path(path)
         if not path.suffix:
             path = path.with_name(path.name + ".svg")
         kind = path.suffix.lower()
-        if kind not in FORMATS:
-            raise ValueError(f"render: {path.name}: the suffix must be one of {', '.join(FORMATS)}")
+        if kind not in self.formats:
+            raise ValueError(f"render: {path.name}: {self._refusal(path)}")
         if kind != ".gv" and find_engine() is None:
             beside = path.with_suffix(".gv")
             _replace(beside, self.source.encode())
             raise RuntimeError(
                 f"render: there is no layout program. The graph is in {beside}; {ADVICE}"
             )
-        _replace(path, self._content(kind))
+        _replace(path, self.source.encode() if kind == ".gv" else self._content(kind))
         return path
 
+    def _refusal(self, path: Path) -> str:
+        return f"the suffix must be one of {', '.join(self.formats)}"
+
+    @abstractmethod
+    def svg(self, *, prefix: str = "") -> str:
+        """The picture as SVG text, ready to stand in a page.
+
+        `prefix` begins all ids in it; by default it is made from the picture itself, so it has to
+        be given only where the same picture stands on a page twice.
+        """
+
     def _content(self, kind: str) -> bytes:
-        if kind == ".gv":
-            return self.source.encode()
-        if kind == ".svg":
-            return self.svg().encode()
-        engine = find_engine()
-        assert engine is not None
-        return laid_out(engine, self.source, "png")
+        return self.svg().encode()
 
     def _repr_svg_(self) -> str:
         return self.svg()
@@ -127,46 +118,74 @@ class Drawing:
             return {"text/plain": f"{self!r}\n{ADVICE}"}
         return {"image/svg+xml": self.svg(), "text/plain": repr(self)}
 
+
+@dataclass(frozen=True, eq=False)
+class Drawing(Picture):
+    """A drawn graph: DOT text, and pictures made from it. Notebooks show it as it is."""
+
+    source: str
+    title: str
+    description: str
+    theme: str = "auto"
+
+    def svg(self, *, prefix: str = "") -> str:
+        svg = laid_out(_engine("svg"), self.source, "svg")
+        prefix = prefix or prefix_of(self.source)
+        return finished(svg, prefix, self.theme, self.title, self.description)
+
+    def _content(self, kind: str) -> bytes:
+        if kind == ".png":
+            return laid_out(_engine("render"), self.source, "png")
+        return super()._content(kind)
+
     def __repr__(self) -> str:
         return f"<Drawing {self.title!r}: {self.description} .render('picture.svg') writes it>"
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class Pair(Picture):
     """Two drawings side by side (one above the other where they run from left to right)."""
 
     left: Drawing
     right: Drawing
     across: bool = True
+    formats: ClassVar[tuple[str, ...]] = (".svg", ".gv")
 
     @property
-    def source(self) -> str:
+    def source(self) -> str:  # type: ignore[override]
         """Both DOT texts."""
         return f"{self.left.source}\n{self.right.source}"
 
+    @property
+    def title(self) -> str:
+        """Both titles."""
+        return f"{self.left.title} and {self.right.title}"
+
+    @property
+    def description(self) -> str:
+        """Both pictures in words."""
+        return " ".join(f"{side.title}: {side.description}" for side in (self.left, self.right))
+
     def svg(self, *, prefix: str = "") -> str:
-        """Both pictures in one SVG text."""
-        prefixes = (f"{prefix}-left", f"{prefix}-right") if prefix else ("", "")
-        parts = [d.svg(prefix=p) for d, p in zip((self.left, self.right), prefixes)]
-        return beside(parts, self.across, self.left.theme)
+        prefix = prefix or prefix_of(self.source)
+        sides = self.left.svg(prefix=f"{prefix}-left"), self.right.svg(prefix=f"{prefix}-right")
+        return beside(sides, prefix, self.across, self.left.theme, self.title)
 
-    def render(self, path: str | os.PathLike[str]) -> Path:
-        """Write both pictures as one .svg; for other formats render `.left` and `.right`."""
-        path = Path(path)
-        if not path.suffix:
-            path = path.with_name(path.name + ".svg")
-        if path.suffix.lower() != ".svg":
-            raise ValueError(
-                f"render: {path.name}: a pair is written as .svg; else render .left and .right"
-            )
-        _replace(path, self.svg().encode())
-        return path
-
-    def _repr_svg_(self) -> str:
-        return self.svg()
+    def _refusal(self, path: Path) -> str:
+        if path.suffix.lower() not in Picture.formats:
+            return super()._refusal(path)
+        each = [f"pair.{s}.render('{path.stem}-{s}{path.suffix}')" for s in ("left", "right")]
+        return f"a pair is written as .svg or .gv; for two files write {' and '.join(each)}"
 
     def __repr__(self) -> str:
         return f"<Pair of {self.left!r} and {self.right!r}>"
+
+
+def _engine(what: str) -> Path:
+    engine = find_engine()
+    if engine is None:
+        raise RuntimeError(f"{what}: there is no layout program: {ADVICE}")
+    return engine
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 
 from tinyres.graph.style import THEMES, dark_counterparts
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 
-def finished(
-    svg: bytes, source: str, theme: str, title: str, description: str, prefix: str = ""
-) -> str:
+def prefix_of(source: str) -> str:
+    """What the ids of a picture begin with, made from its DOT text."""
+    return "tinyres-" + hashlib.sha256(source.encode()).hexdigest()[:8]
+
+
+def finished(svg: bytes, prefix: str, theme: str, title: str, description: str) -> str:
     """Graphviz's SVG made fit for a page on which there are others.
 
-    The ids begin with a prefix that comes from the DOT text (or is given), and the stylesheet holds
-    for this picture alone.
+    All ids begin with the prefix, and the stylesheet holds for this picture alone.
     """
     ET.register_namespace("", SVG)
     ET.register_namespace("xlink", XLINK)
     root = ET.fromstring(svg)
-    prefix = prefix or "tinyres-" + hashlib.sha256(source.encode()).hexdigest()[:8]
     _tooltips(root)
     _prefix_ids(root, prefix)
     root.set("id", prefix)
@@ -39,7 +41,7 @@ def finished(
     return ET.tostring(root, encoding="unicode")
 
 
-def beside(pictures: list[str], across: bool, theme: str) -> str:
+def beside(pictures: Sequence[str], prefix: str, across: bool, theme: str, title: str) -> str:
     """Finished SVGs in one: from left to right standing on one line, or one below the other."""
     roots = [ET.fromstring(picture) for picture in pictures]
     sizes = [(_points(root.get("width")), _points(root.get("height"))) for root in roots]
@@ -49,8 +51,9 @@ def beside(pictures: list[str], across: bool, theme: str) -> str:
         "width": f"{width:g}pt", "height": f"{height:g}pt", "viewBox": f"0 0 {width:g} {height:g}",
         "class": "tinyres", "role": "group", "style": "max-width:100%;height:auto",
     })  # fmt: skip
-    prefix = f"{roots[0].get('id')}-pair"
     outer.set("id", prefix)
+    outer.set("aria-labelledby", f"{prefix}-title")
+    ET.SubElement(outer, f"{{{SVG}}}title", id=f"{prefix}-title").text = title
     if theme == "auto":
         ET.SubElement(outer, f"{{{SVG}}}style").text = _dark_mode(prefix)
     ground = THEMES[theme].stroke("ground").lower()
