@@ -181,7 +181,10 @@ def main(argv: list[str] | None = None) -> int:
     report.write_records(args.out / "measurements.jsonl", sections)
     if ids:
         page = report.write_page(
-            args.out / "report.html", "What the papers claim", LEAD, [*sections, not_measured()]
+            args.out / "report.html",
+            "What the papers claim",
+            [*sections, not_measured()],
+            lead=LEAD,
         )
         print(f"page, plots and numbers: {page} ({time.perf_counter() - start:.0f} s)")
     return 0

@@ -147,7 +147,7 @@ def token_collapse(lab: Lab, out: Path, blocks: int = 24) -> plots.Picture:
             name = "Post-LN, warm-up" if run == "post warm" else NAMES[run]
             _name(steps, step[-1], apart[-1], name, colour)
         depth.set_xlabel(f"block, of {blocks}; before training")
-        steps.set_xlabel("step of training, from 1; at the top of 6 blocks")
+        steps.set_xlabel("step of training, from 1; at the top of 8 blocks")
         steps.set_xscale("log")
         steps.set_xticks([1, 2, 5, 11, 41, 251], ["1", "2", "5", "11", "41", "251"])
         for ax in (depth, steps):
