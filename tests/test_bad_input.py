@@ -171,3 +171,21 @@ def test_a_strange_argument_works_or_is_explained(name, argument):
             if any(value is v for v in kind.refused):
                 wrong.append(f"{what} was taken")
     assert not wrong, "\n".join(wrong)
+
+
+def test_what_only_some_callers_meet(monkeypatch):
+    p = tr.nn.Parameter([1.0])
+    p.grad = np.ones(1)
+    with pytest.raises(TypeError, match="Optimizer has no update method: write one"):
+        tr.optim.Optimizer([p], 0.1).step()
+    with pytest.raises(ValueError, match="copy=False away"):
+        np.array(tr.Tensor([1.0]), copy=False)
+    assert tr.maximum(tr.Tensor(np.arange(3)), 1.5).dtype == np.float64
+    assert tr.concatenate([[1, 2], np.float32([0.5])]).dtype == np.float32
+    assert tr.add(np.arange(2), 0.5).data.tolist() == [0.5, 1.5]
+    model = tr.nn.TransformerEncoderDecoder(5, 4, 2, 1, context=3, rng=0)
+    with pytest.raises(ValueError, match=r"must be \(batch, at most 3\), got \(1, 4\)"):
+        model([[1, 2, 3, 4]], [[1]])
+    # Where the C library is no glibc, memory is left to it.
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
+    assert tr.keep_pages() is False
