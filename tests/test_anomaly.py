@@ -127,6 +127,6 @@ def test_no_text_is_made_of_logits_that_are_no_numbers():
     for value in (np.nan, np.inf):
         model = poisoned("head.bias", value)
         for temperature in (0, 1.0):
-            with pytest.raises(FloatingPointError, match="generate: .*logits that are not finite"):
+            with pytest.raises(FloatingPointError, match=r"generate: .*logits that are not finite"):
                 model.generate([1], 3, temperature=temperature)
         assert model.training
