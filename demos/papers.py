@@ -115,10 +115,11 @@ def section(outcome: Outcome) -> Section:
         (v.what, shown(v.measured), shown(v.expected), v.tolerance, "holds" if v.holds else "no")
         for v in outcome.verdicts
     ]
+    setup = f"{claim.setup[0].upper()}{claim.setup[1:]}."
     parts: list[Part] = [f"{claim.text}.\n\n{claim.source}."]
     if outcome.pictures:
-        parts.append(Figure(outcome.pictures, claim.setup))
-    parts.append(Table(head, rows, claim.setup if not outcome.pictures else ""))
+        parts.append(Figure(outcome.pictures, setup))
+    parts.append(Table(head, rows, "" if outcome.pictures else setup))
     if claim.note:
         parts.append(claim.note)
     held = f"{sum(v.holds for v in outcome.verdicts)} of {len(outcome.verdicts)} checks"

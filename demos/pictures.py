@@ -15,6 +15,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 import tinyres as tr
 from demos import laws, plots
@@ -46,16 +47,16 @@ def all_three(lab: Lab, out: Path) -> list[plots.Picture]:
     ]
 
 
-def panels(widths: Sequence[float], height: float) -> tuple[Figure, list[Axes]]:
-    """A figure with axes side by side, in the style of the plots; widths in inches."""
-    figure = Figure(figsize=(sum(widths) + 0.9 * len(widths), height))
+def panels(widths: Sequence[float], height: float, gap: float = 0.9) -> tuple[Figure, list[Axes]]:
+    """A figure with axes side by side, in the style of the plots; all in inches."""
+    figure = Figure(figsize=(sum(widths) + gap * len(widths), height))
     total = figure.get_figwidth()
     axes, left = [], 0.65
     for width in widths:
         axes.append(
             figure.add_axes((left / total, 0.55 / height, width / total, 1 - 1.25 / height))
         )
-        left += width + 0.9
+        left += width + gap
     for ax in axes:
         ax.grid(axis="y")
         ax.set_axisbelow(True)
@@ -130,7 +131,7 @@ def token_collapse(lab: Lab, out: Path, blocks: int = 24) -> plots.Picture:
     title = "Token collapse: how different are two tokens of a sequence?"
     course = inside.mechanism(lab)
     with matplotlib.rc_context(plots.STYLE):
-        figure, (depth, steps) = panels((3.4, 3.4), 3.6)
+        figure, (depth, steps) = panels((3.2, 3.2), 3.6, gap=1.35)
         figure.text(0.07, 0.94, title, fontsize=13, color=ink("ink"))
         figure.text(0.07, 0.885, "1 - cosine, averaged; 0 is all tokens the same.",
                     color=ink("muted"))  # fmt: skip
@@ -144,8 +145,10 @@ def token_collapse(lab: Lab, out: Path, blocks: int = 24) -> plots.Picture:
             apart, step = 1 - course[run]["cosine"], 1 + course[run]["step"]
             steps.plot(step, apart, color=colour, marker="o", markersize=3,
                        linestyle="--" if run == "post warm" else "-")  # fmt: skip
-            name = "Post-LN, warm-up" if run == "post warm" else NAMES[run]
-            _name(steps, step[-1], apart[-1], name, colour)
+            name = "with warm-up" if run == "post warm" else NAMES[run]
+            # Pre-LN and DeepNorm end at nearly the same place.
+            shift = {"deepnorm": 5, "pre": -5}.get(run, 0)
+            _name(steps, step[-1], apart[-1], name, colour, shift)
         depth.set_xlabel(f"block, of {blocks}; before training")
         steps.set_xlabel("step of training, from 1; at the top of 8 blocks")
         steps.set_xscale("log")
@@ -153,6 +156,7 @@ def token_collapse(lab: Lab, out: Path, blocks: int = 24) -> plots.Picture:
         for ax in (depth, steps):
             ax.set_yscale("log")
             ax.minorticks_off()
+            ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: plots.power_of_ten(y)))
         words = (
             "Before training Post-LN's tokens become the same with depth. In training the first "
             "steps bring all stacks there; Pre-LN and DeepNorm come out again."
@@ -160,9 +164,9 @@ def token_collapse(lab: Lab, out: Path, blocks: int = 24) -> plots.Picture:
         return plots.saved(figure, out, "token-collapse", title=title, words=words)
 
 
-def _name(ax: Axes, x: float, y: float, label: str, colour: str) -> None:
-    ax.annotate(label, (x, y), xytext=(-4, 6), textcoords="offset points", ha="right",
-                fontsize=8.5, color=colour)  # fmt: skip
+def _name(ax: Axes, x: float, y: float, label: str, colour: str, shift: float = 0) -> None:
+    ax.annotate(label, (x, y), xytext=(7, shift), textcoords="offset points", va="center",
+                fontsize=8.5, color=colour, annotation_clip=False)  # fmt: skip
 
 
 # ---------------------------------------------------------------- 3

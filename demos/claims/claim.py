@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Near:
-    """Measured and expected agree: |m - e| <= rel |e| + within, or m and e differ by a factor."""
+    """Measured is near expected: |m - e| <= rel |e| + within, or e / factor <= m <= e factor."""
 
     what: str
     measured: Value
