@@ -127,6 +127,51 @@ def test_a_block_of_a_u_net_is_a_spine_within_a_branch():
     assert [layout.is_nested(i) for i in range(len(layout.spines))] == [False, True]
 
 
+# Of three blocks at depth 0: the colour of the edges between blocks, and of the last one's.
+ROLES = {"pre": "skip", "post": "norm", "residual": "skip", "deepnorm": "norm", "rezero": "skip",
+         "plain": None}  # fmt: skip
+
+
+@pytest.mark.parametrize("spelled_out", [False, True], ids=["fused", "primitives"])
+@pytest.mark.parametrize("placement, role", ROLES.items())
+def test_the_stream_runs_through_blocks_that_are_one_box_each(placement, role, spelled_out):
+    model, y = stack(placement, 3, spelled_out)
+    shown = view(tr.trace(y), 0)
+    boxes = [i for i, box in enumerate(shown.boxes) if box.kind == "module"]
+    streams = [i for i in boxes if shown.boxes[i].stream is not None]
+    source = tr.draw(y, depth=0).source
+    drawn = re.findall(r"n(\d+) -> n(\d+) \[.*class=(?:skip|norm) .*penwidth=6", source)
+    if role is None:
+        assert streams == drawn == []
+        return
+    (spine,) = Layout(shown).spines
+    assert len(streams) == 3 and set(streams) < set(spine)
+    assert [int(a) for a, _ in drawn] == [streams[0] - 1, *streams]
+    found = re.findall(r"n\d+ -> n\d+ \[.*class=(skip|norm) ", source)
+    assert found == ["skip", role, role, role]
+    heads = re.findall(r"arrowhead=(\w+)", source)
+    assert heads == ["none"] * 3 + ["normal"]
+    del model
+
+
+def test_a_stream_of_ones_own_runs_through_its_modules():
+    class Step(nn.Module):
+        def __init__(self, project):
+            self.inner, self.project = nn.Linear(4, 4, rng=0), project
+
+        def forward(self, x, beside):
+            y = 0.5 * x + self.inner(x).tanh() * beside
+            return self.inner(y) if self.project else y
+
+    for project in (False, True):
+        a, b = Step(project), Step(project)
+        x, beside = (tr.Tensor(np.ones((2, 4)), requires_grad=True) for _ in range(2))
+        shown = view(tr.trace(b(a(x * 1.0, beside), beside)), 0)
+        start, *boxes = [box for box in shown.boxes if box.kind in ("op", "module")]
+        enters = [box.stream and box.stream.enters for box in boxes]
+        assert enters == ([None, None] if project else [start.node, boxes[0].node])
+
+
 def positions(source, engine):
     lines = laid_out(Path(engine), source, "plain").decode().splitlines()
     nodes = [line.split() for line in lines if line.startswith("node ")]

@@ -6,11 +6,13 @@ at a plus, both at right angles because tap and first box, last box and plus sha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import graphviz
 
 from tinyres.graph.frames import Frames
+from tinyres.graph.joints import Joints, name_of, tap_of
 from tinyres.graph.labels import (
     NAMES,
     Labels,
@@ -22,8 +24,11 @@ from tinyres.graph.labels import (
 from tinyres.graph.layout import Layout, gradient_at, top_gradient
 from tinyres.graph.legend import legend
 from tinyres.graph.levels import Arrow, Box, View
+from tinyres.graph.stream import Stream
 from tinyres.graph.style import THEMES, GradientScale, Look, defaults, ratio_text
 from tinyres.graph.trace import shape_text
+
+SKIP = "skip (identity) path"
 
 
 def to_dot(view: View, look: Look, title: str = "") -> str:
@@ -47,16 +52,15 @@ class _Writer:
         self.theme = THEMES[look.theme]
         top = top_gradient(self.layout) if view.graph.has_gradient else 0.0
         self.scale = GradientScale(top, look.decades) if look.gradient else None
-        self.tied: set[str] = set()  # what shares the rank of a spine point already
         self.occurring: dict[str, str] = {}  # what the legend has to explain
-        self.forks: dict[int, str] = {}
-        self.exits: dict[int, str] = {}
+        joints = Joints(self.layout)
+        self.forks, self.exits, self.last = joints.forks, joints.exits, joints.last
+        self.level = joints.level
         self.dot = graphviz.Digraph("tinyres")
 
     def text(self, title: str) -> str:
         for kind, attributes in defaults(self.look.rankdir, self.theme).items():
             self.dot.attr(kind, **attributes)
-        self._plan_points()
         self._boxes()
         self._ranks()
         self._arrows()
@@ -66,40 +70,15 @@ class _Writer:
             self.dot.attr(label=below)
         return str(self.dot.source)
 
-    # ---- points: taps, forks and exits
-
-    def _plan_points(self) -> None:
-        """Where a branch leaves in more than one arrow it forks; where it is one box, it exits."""
-        layout = self.layout
-        firsts: set[int] = set()
-        for source, branch in layout.taps.items():
-            targets = [a.target for a in branch]
-            if len(targets) == 1 and layout.starts_here(targets[0], source):
-                firsts.add(targets[0])
-            else:
-                self.forks[source] = f"f{source}"
-        for box in sorted(layout.additions):
-            last = self._last(box)
-            if last is not None and last in firsts:
-                firsts.discard(last)  # to a second plus it has an arrow without a corner
-                self.exits[box] = f"e{box}"
-
-    def _last(self, addition: int) -> int | None:
-        """The box from which a branch comes back, where it is not on a spine itself."""
-        for arrow in self.layout.into[addition]:
-            if not arrow.skip and arrow.source not in self.layout.next_on_spine:
-                return arrow.source
-        return None
-
     # ---- boxes
 
     def _boxes(self) -> None:
         todo: dict[tuple[int, ...], list[tuple[str, dict[str, Any]]]] = {}
         for i, box in enumerate(self.view.boxes):
             path = self.frames.path(i)
-            entries = [(_n(i), self._box_attributes(i, box))]
+            entries = [(name_of(i), self._box_attributes(i, box))]
             if i in self.layout.taps:
-                entries.append((_tap(i), self._point("skip", 0.12, "tap", group=self._group(i))))
+                entries.append((tap_of(i), self._point("skip", 0.12, "tap", group=self._group(i))))
             todo.setdefault(path, []).extend(entries)
             if i in self.forks:
                 inner = self.frames.common([a.target for a in self.layout.taps[i]])
@@ -108,14 +87,14 @@ class _Writer:
                     (self.forks[i], self._point(role or "arrow", 0.06, "fork"))
                 )
             if i in self.exits:
-                last = self._last(i)
+                last = self.last(i)
                 assert last is not None
                 role = self.frames.role(last) or "arrow"
                 todo.setdefault(self.frames.path(last), []).append(
                     (self.exits[i], self._point(role, 0.05, "fork", group=f"g{last}"))
                 )
-        for name, attributes in todo.pop((), []):
-            self.dot.node(name, **attributes)
+        for node, attributes in todo.pop((), []):
+            self.dot.node(node, **attributes)
         self._frame(self.dot, (), todo)
 
     def _frame(self, dot: Any, path: tuple[int, ...], todo: dict[Any, Any]) -> None:
@@ -123,11 +102,11 @@ class _Writer:
         inner = {p[: depth + 1] for p in todo if p[:depth] == path and len(p) > depth}
         for child in sorted(inner, reverse=not path):
             number = child[-1]
-            name = f"cluster_s{number}" if number >= 0 else f"cluster_side{-number}"
-            with dot.subgraph(name=name) as frame:
+            cluster = f"cluster_s{number}" if number >= 0 else f"cluster_side{-number}"
+            with dot.subgraph(name=cluster) as frame:
                 frame.attr(**self._frame_attributes(number))
-                for name, attributes in todo.get(child, []):
-                    frame.node(name, **attributes)
+                for node, attributes in todo.get(child, []):
+                    frame.node(node, **attributes)
                 self._frame(frame, child, todo)
 
     def _frame_attributes(self, number: int) -> dict[str, str]:
@@ -170,7 +149,7 @@ class _Writer:
         }
         if i in self.layout.spine_of:
             found["group"] = self._group(i)
-        elif any(last == i for last in map(self._last, self.exits)):
+        elif any(last == i for last in map(self.last, self.exits)):
             found["group"] = f"g{i}"
         if not "".join(lines).isascii():
             size = float(found.get("fontsize", 11))
@@ -182,6 +161,9 @@ class _Writer:
         on_spine = i in self.layout.spine_of
         if i in self.layout.additions:
             return self._plus(i)
+        if box.stream is not None and box.kind == "module":
+            self._note_stream(box.stream)
+            return {"class": "stream", "penwidth": "2", **self._colours("skip"), **self._ratio(i)}
         if box.kind == "parameter":
             return {"shape": "note", "style": "filled", "fontsize": "9", "class": "parameter",
                     **self._colours("leaf")}  # fmt: skip
@@ -190,7 +172,7 @@ class _Writer:
             return {"style": "rounded,filled,dashed", "penwidth": "1.5", "class": "fold",
                     "color": stroke, "fillcolor": self.theme.fill("leaf")}  # fmt: skip
         if self.frames.is_norm(i) and (on_spine or box.kind == "module" or self._unframed(i)):
-            self._note_norm(box)
+            self._note_norm(box.node, (*box.around, box.scope))
             look = {**self._colours("norm"), "class": "norm"}
             return {**look, "penwidth": "2.5"} if self._cuts(i) else look
         if box.kind == "input" or self._is_source(i):
@@ -202,15 +184,24 @@ class _Writer:
         return {"color": self.theme.stroke(role), "fillcolor": self.theme.fill(role)}
 
     def _plus(self, i: int) -> dict[str, str]:
-        self.occurring["skip"] = "skip (identity) path"
+        self.occurring["skip"] = SKIP
         found = {"label": "+", "shape": "circle", "fixedsize": "true", "width": "0.30",
                  "height": "0.30", "margin": "0", "fontsize": "18", "penwidth": "2.5",
                  "class": "add", **self._colours("skip")}  # fmt: skip
+        return found | self._ratio(i)
+
+    def _note_stream(self, stream: Stream) -> None:
+        self.occurring["skip"] = SKIP
+        if stream.norm is not None:
+            self._note_norm(stream.norm, self.graph.chain(self.graph.nodes[stream.norm].scope))
+
+    def _ratio(self, i: int) -> dict[str, str]:
+        """The gradient at an addition against that at the top, as a number beside it."""
         gradient = gradient_at(self.layout, i)
-        if self.scale is not None and gradient is not None:
-            ratio = ratio_text(gradient / self.scale.top) if self.scale.top else "0"
-            found["xlabel"] = f'<<FONT POINT-SIZE="10">{ratio}</FONT>>'
-        return found
+        if self.scale is None or gradient is None:
+            return {}
+        ratio = ratio_text(gradient / self.scale.top) if self.scale.top else "0"
+        return {"xlabel": f'<<FONT POINT-SIZE="10">{ratio}</FONT>>'}
 
     def _is_source(self, i: int) -> bool:
         """Whether the stream begins here."""
@@ -220,11 +211,11 @@ class _Writer:
         """Whether a norm's op has no frame that says that it is one."""
         return not any(s >= 0 and self.frames.role_of(s) == "norm" for s in self.frames.path(i))
 
-    def _note_norm(self, box: Box) -> None:
+    def _note_norm(self, node: int, scopes: Iterable[int | None]) -> None:
         """For the legend: which norm it is, if all are of one kind."""
-        kinds = [self.graph.scopes[s].kind for s in (*box.around, box.scope)
+        kinds = [self.graph.scopes[s].kind for s in scopes
                  if s is not None and self.graph.scopes[s].role == "norm"]  # fmt: skip
-        kind = kinds[0] if kinds else self.graph.nodes[box.node].op
+        kind = kinds[0] if kinds else self.graph.nodes[node].op
         name = NAMES.get(kind, kind)
         known = self.occurring.setdefault("norm", name)
         self.occurring["norm"] = name if known == name else "normalisation"
@@ -235,17 +226,24 @@ class _Writer:
             return False
         spine = self.layout.spines[self.layout.spine_of[i]]
         here = spine.index(i)
-        added = any(b in self.layout.additions for b in spine[:here])
-        later = any(b in self.layout.additions for b in spine[here:])
+        added = any(b in self.layout.carrying for b in spine[:here])
+        later = any(b in self.layout.carrying for b in spine[here:])
         inside = any(self.graph.scopes[s].residual for s in self.view.boxes[i].around)
         return added and (later or inside)
+
+    def _ranks(self) -> None:
+        for names in self.level:
+            with self.dot.subgraph() as rank:
+                rank.attr(rank="same")
+                for node in names:
+                    rank.node(node)
 
     # ---- arrows
 
     def _arrows(self) -> None:
         for arrow in self.view.arrows:
             target_box = self.view.boxes[arrow.target]
-            source, target = _n(arrow.source), _n(arrow.target)
+            source, target = name_of(arrow.source), name_of(arrow.target)
             if self.view.boxes[arrow.source].kind == "parameter":
                 self._parameter_arrow(arrow)
                 continue
@@ -254,7 +252,7 @@ class _Writer:
                 continue
             look = self._branch_look(arrow)
             if arrow.source in self.layout.taps:
-                tap, fork = _tap(arrow.source), self.forks.get(arrow.source)
+                tap, fork = tap_of(arrow.source), self.forks.get(arrow.source)
                 source = tap if fork is None or arrow.skip else fork
             if not arrow.skip and arrow.target in self.exits and target_box.kind == "op":
                 exit_ = self.exits[arrow.target]
@@ -262,18 +260,18 @@ class _Writer:
                 source = exit_
             self.dot.edge(source, target, **look)
         for box, fork in self.forks.items():
-            self.dot.edge(_tap(box), fork, **self._fork_look(box))
+            self.dot.edge(tap_of(box), fork, **self._fork_look(box))
 
     def _parameter_arrow(self, arrow: Arrow) -> None:
         look = {"tooltip": quoted(arrow_tooltip(self.graph, arrow)), "style": "dashed",
                 "color": self.theme.stroke("leaf"), "class": "parameter"}  # fmt: skip
-        self.dot.edge(_n(arrow.source), _n(arrow.target), **look)
+        self.dot.edge(name_of(arrow.source), name_of(arrow.target), **look)
 
     def _spine_arrow(self, arrow: Arrow) -> None:
         look = self._spine_look(arrow)
-        source, target = _n(arrow.source), _n(arrow.target)
+        source, target = name_of(arrow.source), name_of(arrow.target)
         if arrow.source in self.layout.taps:
-            tap = _tap(arrow.source)
+            tap = tap_of(arrow.source)
             self.dot.edge(source, tap, **{**look, "arrowhead": "none", "headclip": "false"})
             source, look = tap, {**look, "tailclip": "false"}
         if look.get("arrowhead") == "none":
@@ -283,7 +281,7 @@ class _Writer:
     def _spine_look(self, arrow: Arrow) -> dict[str, str]:
         role = self._spine_role(arrow)
         stream = role in ("skip", "norm")
-        goes_on = arrow.skip or self.view.boxes[arrow.target].kind == "fold"
+        goes_on = arrow.skip or self._carries(arrow.target)
         cut = role == "norm" and self._cuts(arrow.target)
         found = {
             "class": role if stream else "flow", "weight": "100",
@@ -297,12 +295,18 @@ class _Writer:
 
     def _spine_role(self, arrow: Arrow) -> str:
         """What of the stream runs here: itself, what a norm made of it, or something else."""
-        layout = self.layout
+        stream = self.view.boxes[arrow.source].stream
         if arrow.skip:
             return "skip"
-        if arrow.source in layout.additions or self.view.boxes[arrow.source].kind == "fold":
+        if self._cuts(arrow.source) or (stream is not None and stream.norm is not None):
+            return "norm"
+        if self._carries(arrow.source):
             return "norm" if self._cuts(arrow.target) else "skip"
-        return "norm" if self._cuts(arrow.source) else ""
+        return "skip" if self.view.boxes[arrow.target].stream is not None else ""
+
+    def _carries(self, box: int) -> bool:
+        """Whether the stream runs through a box."""
+        return box in self.layout.carrying or self.view.boxes[box].kind == "fold"
 
     def _branch_look(self, arrow: Arrow) -> dict[str, str]:
         if arrow.skip:
@@ -356,61 +360,3 @@ class _Writer:
             "color": self.theme.ramp[step],
             "penwidth": f"{self.scale.width(gradient, on_spine):.1f}",
         }
-
-    # ---- ranks
-
-    def _ranks(self) -> None:
-        for source, branch in self.layout.taps.items():
-            if source in self.forks:
-                self._same([_tap(source), self.forks[source]])
-                firsts = {a.target for a in branch if self._only_from(a.target, source)}
-                self._same([_n(t) for t in sorted(firsts)])
-            else:
-                self._same([_tap(source), _n(branch[0].target)])
-        for addition in sorted(self.layout.additions):
-            last = self._last(addition)
-            if addition in self.exits:
-                self._same([self.exits[addition], _n(addition)])
-            elif last is not None and not self.layout.is_main(last):
-                self._same([_n(last), _n(addition)])
-        self._loops()
-        for box in range(len(self.view.boxes)):
-            if box not in self.layout.taps and len(self.layout.out[box]) > 2:
-                targets = {a.target for a in self.layout.out[box] if not self.layout.on_spine(a)}
-                self._same([_n(t) for t in sorted(targets) if self._only_from(t, box)])
-
-    def _loops(self) -> None:
-        """What hangs on the spine without a skip, such as a norm's statistics, hangs level, too."""
-        layout = self.layout
-        hanging: dict[int, list[int]] = {}
-        joints = layout.spine_of.keys() - layout.additions
-        for arrow in self.view.arrows:
-            source, target = arrow.source, arrow.target
-            if source in layout.next_on_spine and target not in layout.spine_of:
-                if source not in layout.taps and self._only_from(target, source):
-                    hanging.setdefault(source, []).append(target)
-            elif source not in layout.spine_of and target in joints:
-                hanging.setdefault(target, []).append(source)
-        for box, beside in hanging.items():
-            self._same([_n(box), *[_n(b) for b in beside if _n(b) not in self.tied][:1]])
-
-    def _only_from(self, box: int, source: int) -> bool:
-        return {a.source for a in self.layout.into[box]} == {source}
-
-    def _same(self, names: list[str]) -> None:
-        """Put names on one rank; a name that has a rank by another rule keeps that one."""
-        free = [name for name in names if name not in self.tied]
-        if len(free) > 1:
-            self.tied.update(n for n in free)
-            with self.dot.subgraph() as rank:
-                rank.attr(rank="same")
-                for name in free:
-                    rank.node(name)
-
-
-def _n(box: int) -> str:
-    return f"n{box}"
-
-
-def _tap(box: int) -> str:
-    return f"t{box}"

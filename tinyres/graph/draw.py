@@ -86,7 +86,7 @@ def _decades(shown: View) -> float:
     """How many powers of ten the gradient along the stream goes away from that at the top."""
     layout = Layout(shown)
     top = top_gradient(layout)
-    found = [gradient_at(layout, a) for a in layout.additions]
+    found = [gradient_at(layout, a) for a in layout.carrying]
     ratios = [g / top for g in found if g and top > 0]
     return min(12.0, max((math.ceil(abs(math.log10(r)) - 0.05) for r in ratios), default=0))
 
@@ -147,6 +147,9 @@ def _description(shown: View, look: Look) -> str:
     parts = [f"{len(shown.boxes)} boxes at depth {shown.depth}"]
     if layout.additions:
         parts.append(f"{len(layout.additions)} residual additions on the orange skip path")
+    else:
+        through = sum(box.stream is not None for box in shown.boxes)
+        parts += [f"the residual stream runs through {through} of them"] if through else []
     if folded:
         parts.append(f"{folded} equal blocks folded")
     if look.gradient:

@@ -1,6 +1,7 @@
 """The spine of a picture and its branches: what makes the skip edge a straight line.
 
-A *spine* runs through residual additions, from each back along its skip. Between them and at both
+A *spine* runs through residual additions, from each back along its skip, and through modules that
+are drawn as one box and have such additions inside. Between them and at both
 ends it takes in what every path has to pass, such as the norm of a Post-LN. Everything else hangs
 on it: a branch leaves at a *tap* and comes back at a plus.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import itertools
 
 from tinyres.graph.levels import Arrow, View
+from tinyres.graph.trace import Edge
 
 
 class Layout:
@@ -18,6 +20,8 @@ class Layout:
     def __init__(self, view: View):
         self.view = view
         self.additions = set(view.additions)
+        # The boxes that the stream runs through: additions, and modules with additions inside.
+        self.carrying = self.additions | {i for i, b in enumerate(view.boxes) if b.stream}
         n = len(view.boxes)
         self.into: list[list[Arrow]] = [[] for _ in range(n)]
         self.out: list[list[Arrow]] = [[] for _ in range(n)]
@@ -26,7 +30,7 @@ class Layout:
                 self.into[arrow.target].append(arrow)
                 self.out[arrow.source].append(arrow)
         self.ancestors = self._ancestors()
-        self._addition_bits = sum(1 << a for a in self.additions)
+        self._carrying_bits = sum(1 << box for box in self.carrying)
         self.dominator = self._dominators()
         self.spines: list[list[int]] = []
         self.spine_of: dict[int, int] = {}
@@ -65,28 +69,33 @@ class Layout:
         """The box before this one, if it lies on a spine."""
         sources = {a.source for a in self.into[box]}
         for arrow in self.into[box]:
-            if arrow.skip:
+            if self._by_skip(arrow):
                 return arrow.source
         if len(sources) == 1 or self.dominator[box] in sources:
             return self.dominator[box]
-        carrying = [s for s in sources if self._has_addition(s)]
+        carrying = [s for s in sources if self._comes_from_stream(s)]
         if not carrying and self.into[box]:
             return self.into[box][0].source  # of a token and its position, the token
         return carrying[0] if len(carrying) == 1 else None
 
-    def _has_addition(self, box: int) -> bool:
-        return bool((self.ancestors[box] | 1 << box) & self._addition_bits)
+    def _by_skip(self, arrow: Arrow) -> bool:
+        """Whether an arrow is the one on which the stream comes into a box."""
+        stream = self.view.boxes[arrow.target].stream
+        return arrow.skip or (stream is not None and arrow.value == stream.enters)
+
+    def _comes_from_stream(self, box: int) -> bool:
+        return bool((self.ancestors[box] | 1 << box) & self._carrying_bits)
 
     def _find_spines(self) -> None:
-        for addition in sorted(self.additions, reverse=True):
-            if addition in self.spine_of:
+        for box in sorted(self.carrying, reverse=True):
+            if box in self.spine_of:
                 continue
-            spine = [addition]
-            before = self.back(addition)
+            spine = [box]
+            before = self.back(box)
             while before is not None and before not in self.spine_of:
                 spine.insert(0, before)
                 before = self.back(before)
-            after = self._after(addition)
+            after = self._after(box)
             while after is not None:
                 spine.append(after)
                 after = self._after(after)
@@ -122,8 +131,8 @@ class Layout:
         """Whether an arrow is part of a spine."""
         if self.next_on_spine.get(arrow.source) != arrow.target:
             return False
-        if arrow.skip or arrow.target in self.additions:
-            return arrow.skip
+        if self._by_skip(arrow) or arrow.target in self.carrying:
+            return self._by_skip(arrow)
         same = (a for a in self.into[arrow.target] if a.source == arrow.source)
         return next(same) is arrow  # of x * x, one
 
@@ -135,18 +144,19 @@ class Layout:
         )  # fmt: skip
 
 
-def gradient_at(layout: Layout, addition: int) -> float | None:
-    """The gradient of a sum: both its operands get it."""
-    for arrow in layout.into[addition]:
-        if arrow.gradient is not None:
-            return arrow.gradient
-    return None
+def gradient_at(layout: Layout, box: int) -> float | None:
+    """The gradient of a sum: both its operands get it. In a module it is that of its last sum."""
+    stream = layout.view.boxes[box].stream
+    ways: list[Arrow] | list[Edge] = layout.into[box]
+    if stream is not None:
+        ways = layout.view.edges_into(stream.addition)
+    return next((way.gradient for way in ways if way.gradient is not None), None)
 
 
 def top_gradient(layout: Layout) -> float:
     """The gradient at the top of the stack: at the last residual addition, or near the output."""
-    for addition in sorted(layout.additions, reverse=True):
-        gradient = gradient_at(layout, addition)
+    for box in sorted(layout.carrying, reverse=True):
+        gradient = gradient_at(layout, box)
         if gradient is not None:
             return gradient
     view = layout.view

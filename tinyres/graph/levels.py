@@ -9,7 +9,8 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tinyres.graph.skip import Skip, find_skips
+from tinyres.graph.skip import Finder, Skip
+from tinyres.graph.stream import Stream, stream_through
 from tinyres.graph.trace import Edge, Graph, Node
 
 READABLE = 150  # boxes in a picture that one still reads
@@ -27,6 +28,7 @@ class Box:
     scope: int | None  # of a module: itself; of an op: the scope that it is in
     around: tuple[int, ...]  # the scopes around it, the outermost first
     count: int = 0  # of a fold: how many blocks it stands for
+    stream: Stream | None = None  # of a module: the residual stream, if it runs through it
 
 
 @dataclass(slots=True)
@@ -51,6 +53,10 @@ class View:
     boxes: list[Box]
     arrows: list[Arrow]
 
+    def edges_into(self, node: int) -> list[Edge]:
+        """The traced edges that end at a node."""
+        return [edge for edge in self.graph.edges if edge.target == node]
+
     @property
     def additions(self) -> list[int]:
         """The boxes that are residual additions."""
@@ -63,21 +69,19 @@ def view(
     graph: Graph, depth: int | None = None, fold: bool = True, parameters: bool | None = None
 ) -> View:
     """The graph at a depth; by default the finest at which it can still be read."""
-    skips = find_skips(graph)
+    found = Finder(graph)
     if depth is not None:
-        return _at(graph, skips, depth, fold, parameters)
+        return _at(found, depth, fold, parameters)
     for depth in range(FINEST, -1, -1):
-        found = _at(graph, skips, depth, fold, parameters)
-        if len(found.boxes) < READABLE:
+        shown = _at(found, depth, fold, parameters)
+        if len(shown.boxes) < READABLE:
             break
-    return found
+    return shown
 
 
-def _at(
-    graph: Graph, skips: dict[int, Skip], depth: int, fold: bool, parameters: bool | None
-) -> View:
-    found = _Collapse(graph, skips, depth, parameters).view()
-    return _Fold(found).view() if fold else found
+def _at(found: Finder, depth: int, fold: bool, parameters: bool | None) -> View:
+    shown = _Collapse(found, depth, parameters).view()
+    return _Fold(shown).view() if fold else shown
 
 
 # ---------------------------------------------------------------- depth
@@ -86,9 +90,11 @@ def _at(
 class _Collapse:
     """Every op goes into the box of the outermost scope that the depth shows as one."""
 
-    def __init__(self, graph: Graph, skips: dict[int, Skip], depth: int, parameters: bool | None):
-        self.graph, self.skips, self.depth, self.parameters = graph, skips, depth, parameters
-        self.inputs, self.outputs = graph.inputs(), graph.outputs()
+    def __init__(self, found: Finder, depth: int, parameters: bool | None):
+        graph = found.graph
+        self.found, self.graph, self.skips = found, graph, found.skips
+        self.depth, self.parameters = depth, parameters
+        self.inputs, self.outputs = found.inputs, graph.outputs()
         self.straight = self._straight()
         self.sole = sole_ops(graph)
         self.closed: list[int | None] = []  # for each scope the one whose box it is part of
@@ -129,7 +135,8 @@ class _Collapse:
                     box_of[edge.source] = len(boxes)
                     boxes.append(self._leaf(edge.source))
             box_of.update(dict.fromkeys(nodes, len(boxes)))
-            boxes.append(Box(kind, nodes[-1], scope, around))
+            stream = stream_through(self.found, inside, nodes[-1]) if kind == "module" else None
+            boxes.append(Box(kind, nodes[-1], scope, around, stream=stream))
             for edge, gradient in self._entering(kind, number, edges):
                 if edge.source in box_of:
                     marked = kind == "op" and (edge.source, edge.target, edge.slot) in self.straight
@@ -312,10 +319,9 @@ class _Fold:
                 boxes[box] = None
             parent = self.graph.scopes[run[0]].parent
             last = self.shown.boxes[hidden[-1]]
+            around, stream = tuple(self.graph.chain(parent)), self._stream(hidden)
             # In the place of the last hidden box, so that the order stays topological.
-            boxes[hidden[-1]] = Box(
-                "fold", last.node, run[0], tuple(self.graph.chain(parent)), len(run) - 2
-            )
+            boxes[hidden[-1]] = Box("fold", last.node, run[0], around, len(run) - 2, stream)
         place = {number: box for box, number in fold_of.items()}
         kept = [i for i, box in enumerate(boxes) if box is not None]
         renumbered = {old: new for new, old in enumerate(kept)}
@@ -341,6 +347,14 @@ class _Fold:
         shown = self.shown
         shown_boxes = [box for box in boxes if box is not None]
         return View(self.graph, shown.skips, shown.depth, shown_boxes, [*arrows.values()])
+
+    def _stream(self, hidden: list[int]) -> Stream | None:
+        """The stream through boxes that all have it, from the first to the last."""
+        streams = [self.shown.boxes[box].stream for box in hidden]
+        first, last = streams[0], streams[-1]
+        if first is None or last is None or not all(streams):
+            return None
+        return replace(last, enters=first.enters)
 
     def _gradient(self, scope: int, arrow: Arrow) -> float | None:
         return self.graph.entering.get((arrow.value, scope), arrow.gradient)

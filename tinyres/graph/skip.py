@@ -46,10 +46,12 @@ def find_skips(graph: Graph) -> dict[int, Skip]:
     >>> len(find_skips(tr.trace(x + x @ w))), len(find_skips(tr.trace(x + x.tanh())))
     (1, 0)
     """
-    return _Finder(graph).skips
+    return Finder(graph).skips
 
 
-class _Finder:
+class Finder:
+    """The skips of a graph, and for each node one step back on the straight path behind it."""
+
     def __init__(self, graph: Graph):
         self.graph = graph
         self.inputs = graph.inputs()
