@@ -4,16 +4,25 @@ Then training begins. Adam moves every weight by about the learning rate, howeve
 is, and the first steps drive both stacks towards the collapse. Pre-LN comes out again. Post-LN does
 not, and the gradient that could lead it out has vanished.
 
+The next pictures are the graphs of both models, with the gradient that was measured on every edge.
+Follow a line from the top down, as the gradient goes. Its colour and its width are the gradient's
+size there, divided by that at the last block, and the number beside a block is the same ratio. Grey
+is as large as at the top, blue and thin smaller, brown and wide larger. All have one scale, so they
+can be compared.
+
 This does not mean that Post-LN always fails. It depends on depth, learning rate and initialisation
 together. A lower rate or smaller weights can save it, and so can a slow start (demos.compare).
 """
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
-from demos import plots, text
+import tinyres as tr
+from demos import draw_blocks, plots, text
+from demos.plots import Picture
 from demos.report import Figure, Finding, Part, Section, finish, options, told
 from demos.token_collapse import NAMES, look
 from demos.training import Setting, Trainer, make_task, progress
@@ -21,20 +30,24 @@ from demos.training import Setting, Trainer, make_task, progress
 SETTING = Setting(blocks=12, d_model=32, d_ff=128, batch=8, lr=1e-3, beta2=0.999, steps=200)
 MOMENTS = (0, 5, 200)
 DASHES = ("-", "--", ":")
+DECADES = 2  # of the gradient's scale in the graphs, on either side of 1
 
 
-def in_training(source: text.Text, setting: Setting) -> list[dict[str, Any]]:
+def in_training(
+    source: text.Text, setting: Setting
+) -> tuple[list[dict[str, Any]], dict[tuple[str, int], tr.graph.Graph]]:
     """Both placements before training, and after as many steps as MOMENTS says."""
-    measured = []
+    measured, graphs = [], {}
     for placement, name in NAMES.items():
         trainer = Trainer(setting.but(placement=placement), make_task(setting, source))
         tokens, targets = trainer.task.held_out()
         batch = tokens[:64], targets[:64]
-        measured.append(look(trainer, batch))
-        for record in progress(trainer, f"{name}, looking inside"):
-            if record["step"] in MOMENTS:
+        records = progress(trainer, f"{name}, looking inside")
+        for step in itertools.chain([0], (int(record["step"]) for record in records)):
+            if step in MOMENTS:
                 measured.append(look(trainer, batch))
-    return measured
+                graphs[placement, step] = draw_blocks.measure(trainer.model, batch)
+    return measured, graphs
 
 
 def finding(moments: list[dict[str, Any]]) -> Finding:
@@ -76,9 +89,26 @@ def pictures(moments: list[dict[str, Any]], what: str, title: str, out: Path) ->
     return made
 
 
+def on_the_graph(graphs: dict[tuple[str, int], tr.graph.Graph], out: Path) -> Part:
+    """Both models side by side, before training and after it, with one scale for all."""
+    shown = []
+    try:
+        for step in (MOMENTS[0], MOMENTS[-1]):
+            titles = tuple(f"{name}, step {step}" for name in NAMES.values())
+            pair = tr.draw_pair(*(graphs[placement, step] for placement in NAMES), titles=titles,
+                                depth=0, fold=False, decades=DECADES)  # fmt: skip
+            name = f"gradient-graph-step{step}"
+            pair.render(out / f"{name}.svg")
+            shown.append(Picture(name, pair.svg(prefix=name), pair.description))
+    except RuntimeError as error:  # there is no layout program: the rest of the lesson needs none
+        return f"The graphs could not be drawn here. {error}"
+    return Figure(shown, f"The gradient in both models before training and after {MOMENTS[-1]} "
+                  "steps, on the same batch. Rest the mouse on an edge for its norm.")  # fmt: skip
+
+
 def lesson(source: text.Text, out: Path, seed: int = 0, setting: Setting = SETTING) -> Section:
     """Measure, draw and explain."""
-    moments = in_training(source, setting.but(seed=seed))
+    moments, graphs = in_training(source, setting.but(seed=seed))
     collapse = pictures(moments, "collapse", "1 - cosine", out)
     gradient = pictures(moments, "stream gradient", "gradient norm", out)
     parts: list[Part] = [
@@ -86,7 +116,9 @@ def lesson(source: text.Text, out: Path, seed: int = 0, setting: Setting = SETTI
         Figure([*collapse, *gradient], f"{setting.blocks} blocks, learning rate {setting.lr:g}: "
                "before training (solid), after a few steps of Adam (dashed) and after more "
                "(dotted). Both stacks have one scale."),
-        told(__doc__, 1),
+        told(__doc__, 1, 2),
+        on_the_graph(graphs, out),
+        told(__doc__, 2),
     ]  # fmt: skip
     title = "What training does to it"
     return Section("gradient_flow", title, parts, [finding(moments)], moments)

@@ -35,6 +35,8 @@ from demos import (
     vanishing_signal,
     worked_example,
 )
+from tinyres.graph import view
+from tinyres.graph.layout import Layout, gradient_at
 
 WORDS = "the quick brown fox jumps over the lazy dog, and then it sleeps. "
 TINY = ["--blocks", "1", "--d-model", "8", "--heads", "2", "--d-ff", "16", "--context", "8",
@@ -159,6 +161,22 @@ def test_gradient_flow_looks_at_its_moments(
     ]
     assert all(0 < r["collapse"][-1] < 2 and r["top gradient"] > 0 for r in section.records)
     assert not section.findings[0].holds  # four steps are too few
+    graphs = [part for part in section.parts if isinstance(part, report.Figure)][-1]
+    assert [p.name for p in graphs.pictures] == ["gradient-graph-step0", "gradient-graph-step4"]
+    for picture, step in zip(graphs.pictures, (0, 4)):
+        assert f"Pre-LN, step {step}" in picture.svg and f"Post-LN, step {step}" in picture.svg
+        assert set(re.findall(r"1e-?\d+<", picture.svg)) == {"1e-2<", "1e2<"}  # one scale
+        assert "|gradient| = " in picture.svg
+
+
+def test_the_graphs_show_what_the_probe_measures(source: text.Text, tmp_path: Path) -> None:
+    _, graphs = gradient_flow.in_training(source, SMALL.but(steps=0))
+    trainer = training.Trainer(SMALL, training.make_task(SMALL, source))
+    tokens, targets = trainer.task.held_out()
+    probed = tr.probe.stream_gradient(trainer.model, (tokens[:64], targets[:64]))
+    layout = Layout(view(graphs["pre", 0], 0, fold=False))
+    drawn = [gradient_at(layout, box) for box in sorted(layout.carrying)]
+    assert drawn == pytest.approx(probed[1:], rel=1e-4)
 
 
 # ---------------------------------------------------------------- training
