@@ -118,7 +118,7 @@ def test_boxes_and_edges_tell_what_they_are_where_the_mouse_rests(loaded):
         for tip, under in picture["boxes"]:
             assert tip == under and "(2,8) float32" in tip
         tips = [tip for tip in picture["edges"] if tip]
-        assert all(re.fullmatch(r"(skip: )?\(2,8\) float32", tip) for tip in tips)
+        assert all(re.fullmatch(r"(skip: )?\(2,8\) float32(, RMS [\d.]+)?", tip) for tip in tips)
         assert len(tips) == len(picture["edges"]) and sum("skip" in tip for tip in tips) >= 2
 
 

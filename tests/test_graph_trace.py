@@ -14,7 +14,7 @@ from conftest import leaf, no_garbage_collector
 import tinyres as tr
 from tinyres import nn
 from tinyres.graph import find_skips, view
-from tinyres.graph.measure import length
+from tinyres.graph.size import length, rms
 
 
 def model(placement="pre", blocks=2, **options):
@@ -58,6 +58,22 @@ def test_the_graph_is_plain_data_without_arrays():
     plain = [dataclasses.asdict(part) for part in (*graph.nodes, *graph.edges, *graph.scopes)]
     assert json.dumps(plain, default=lambda value: pytest.fail(f"no plain data: {value!r}")
                       if not isinstance(value, slice | type(...)) else str(value))  # fmt: skip
+
+
+def test_the_rms_is_told_where_a_tensor_is_at_hand():
+    lm = model()
+    x, h = leaf([3.0, -3.0]), leaf([1.0, 2.0]) * 2.0
+    graph = tr.trace(x * h, names={"x": x, "h": h})
+    sizes = {n.op: n.rms for n in graph.nodes if n.rms is not None}
+    assert sizes == {"leaf": pytest.approx(3), "scale": rms(h.data), "mul": rms((x * h).data)}
+    assert [n.rms for n in graph.nodes].count(None) == 1  # what h was made from
+    source = tr.draw(graph).source
+    assert 'tooltip="input x: (1,2) float64, RMS 3"' in source
+    assert 'tooltip="(1,2) float64, RMS 3.16"' in source  # the arrow from h
+    graph = tr.trace_backward(lm.loss(TOKENS, TOKENS))
+    sizes = {n.name: n.rms for n in graph.nodes if n.kind == "parameter"}
+    assert sizes == {name: rms(p.data) for name, p in lm.named_parameters()}
+    assert rms(np.zeros(3)) == 0 and rms(np.ones((0, 3))) == 0
 
 
 def test_it_holds_nothing_alive():

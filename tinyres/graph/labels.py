@@ -156,9 +156,9 @@ def _index(index: Any) -> str:
 
 
 def box_tooltip(graph: Graph, box: Box) -> str:
-    """Op, module path, shape and dtype."""
+    """Op, module path, shape, dtype, and the RMS where it is known."""
     node = graph.nodes[box.node]
-    value = f"{shape_text(node.shape)} {node.dtype}"
+    value = _value(node)
     if box.kind == "fold":
         return f"{box.count} equal parts, folded; gives {value}"
     if box.kind in ("input", "parameter", "output"):
@@ -179,10 +179,15 @@ def box_tooltip(graph: Graph, box: Box) -> str:
     return text
 
 
+def _value(node: Node) -> str:
+    size = "" if node.rms is None else f", RMS {node.rms:.3g}"
+    return f"{shape_text(node.shape)} {node.dtype}{size}"
+
+
 def arrow_tooltip(graph: Graph, arrow: Arrow) -> str:
     """Which value crosses an arrow, and how large the gradient was on its way back."""
     node = graph.nodes[arrow.value]
-    text = f"{'skip: ' if arrow.skip else ''}{shape_text(node.shape)} {node.dtype}"
+    text = f"{'skip: ' if arrow.skip else ''}{_value(node)}"
     if arrow.gradient is not None:
         text += f", |gradient| = {arrow.gradient:.3g}"
     elif graph.has_gradient:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from tinyres import tensor as engine
 from tinyres.arrays import Array
+from tinyres.graph.size import length
 from tinyres.graph.skip import find_skips, ways_from_fork
 from tinyres.graph.trace import Edge, Graph, Share, described, tape
 from tinyres.tensor import Tensor, walk_back
@@ -35,29 +33,12 @@ def trace_backward(
     [2.8284271247461903, 1.4142135623730951]
     """
     nodes = tape(loss)
-    graph = described(nodes, names)
+    graph = described(nodes, loss, names)
     seed = loss._seed(grad)
     meter = _Meter(graph, nodes)
     walk_back(loss._differentiable(), seed, retain_graph, meter.watch)
     graph.seed = length(seed)
     return graph
-
-
-def length(array: Array) -> float:
-    """Euclidean norm; small and large values do not vanish or overflow when squared."""
-    flat = array.reshape(-1)
-    with np.errstate(over="ignore", under="ignore"):
-        squared = float(flat @ flat)
-    safe = 1e-30 < squared < 1e30 or math.isnan(squared)
-    return math.sqrt(squared) if safe else _scaled_length(flat)
-
-
-def _scaled_length(flat: Array) -> float:
-    largest = float(abs(flat).max(initial=0))
-    if largest == 0 or not math.isfinite(largest):
-        return largest
-    unit = flat.astype(float) / largest
-    return largest * math.sqrt(float(unit @ unit))
 
 
 class _Sum:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tinyres import tensor as engine
 from tinyres.context import Scope as LiveScope
+from tinyres.graph.size import rms
 from tinyres.nn.residual import Placement
 from tinyres.tensor import Tensor
 
@@ -30,6 +31,7 @@ class Node:
     scope: int | None
     name: str  # of a parameter: its path in the model; of an input: as given to trace
     learned: bool  # a leaf that requires a gradient
+    rms: float | None = None  # of the value, where its tensor was at hand
 
 
 @dataclass(slots=True)
@@ -129,14 +131,16 @@ class ArrayText(str):
 def trace(output: Tensor, *, names: Mapping[str, Tensor] | None = None) -> Graph:
     """How `output` was computed, as plain data; the tape stays as it is.
 
-    `names` says what inputs are called that belong to no module: `{"x": x}`. Raises RuntimeError
-    for a tensor that no op made and for a graph that a backward has freed.
+    `names` says what inputs are called that belong to no module: `{"x": x}`. The tape holds no
+    values, so a node has an RMS only where its tensor is at hand: the output, the parameters of
+    modules, and whatever is in `names`. Raises RuntimeError for a tensor that no op made and for a
+    graph that a backward has freed.
 
     >>> import tinyres as tr
     >>> tr.trace(tr.Tensor([1.0], requires_grad=True).exp())
     <Graph: 1 ops, 0 parameters, 1 inputs, 1 edges, 0 scopes>
     """
-    return described(tape(output), names)
+    return described(tape(output), output, names)
 
 
 def tape(output: Any) -> list[engine.Node]:
@@ -180,12 +184,15 @@ def _reached(root: engine.Node) -> list[engine.Node]:
 _number = operator.attrgetter("number")
 
 
-def described(tape: list[engine.Node], names: Mapping[str, Tensor] | None = None) -> Graph:
+def described(
+    tape: list[engine.Node], output: Tensor, names: Mapping[str, Tensor] | None = None
+) -> Graph:
     """Plain data of the engine's nodes."""
     ids = {node: i for i, node in enumerate(tape)}
     scopes = _Scopes(tape)
     orphans = _orphans(tape)
     given = {t._node: name for name, t in (names or {}).items() if t._node is not None}
+    at_hand = {t._node: t for t in (*scopes.parameters, *(names or {}).values(), output)}
     dtypes = {dtype: str(dtype) for dtype in {node.dtype for node in tape}}
     nodes: list[Node] = []
     edges: list[Edge] = []
@@ -200,7 +207,8 @@ def described(tape: list[engine.Node], names: Mapping[str, Tensor] | None = None
         scope = scopes.ids.get(node.scope)
         learned = kind != "op" and node.requires_grad
         dtype = dtypes[node.dtype]
-        nodes.append(Node(i, node.op, kind, node.shape, dtype, attrs, scope, name, learned))
+        size = rms(at_hand[node].data) if node in at_hand and node.dtype.kind == "f" else None
+        nodes.append(Node(i, node.op, kind, node.shape, dtype, attrs, scope, name, learned, size))
         for slot, source in enumerate(node.inputs):
             if source is not None:
                 edges.append(Edge(ids[source], i, slot))
@@ -241,6 +249,7 @@ class _Scopes:
         self.ids: dict[LiveScope | None, int] = {}
         self.found: list[Scope] = []
         self.names: dict[engine.Node, str] = {}
+        self.parameters: list[Tensor] = []
         self._members: dict[int, dict[int, str]] = {}
         self._modules: dict[int, int] = {}
         for node in tape:
@@ -305,3 +314,4 @@ class _Scopes:
         for path, parameter in root.named_parameters():
             if parameter._node is not None:
                 self.names.setdefault(parameter._node, path)
+                self.parameters.append(parameter)
