@@ -180,7 +180,7 @@ def test_what_only_some_callers_meet(monkeypatch):
         tr.optim.Optimizer([p], 0.1).step()
     with pytest.raises(ValueError, match="copy=False away"):
         np.array(tr.Tensor([1.0]), copy=False)
-    assert tr.maximum(tr.Tensor(np.arange(3)), 1.5).dtype == np.float64
+    assert tr.maximum(tr.Tensor(np.arange(3)), 1.5).dtype == np.float32
     assert tr.concatenate([[1, 2], np.float32([0.5])]).dtype == np.float32
     assert tr.add(np.arange(2), 0.5).data.tolist() == [0.5, 1.5]
     model = tr.nn.TransformerEncoderDecoder(5, 4, 2, 1, context=3, rng=0)

@@ -268,7 +268,7 @@ def test_text_shorter_and_longer_than_the_context():
     for prompt in ([1], [1, 2, 3, 4, 5, 6]):
         out = model.generate(prompt, 6, rng=0)
         assert out[: len(prompt)].tolist() == prompt and len(out) == len(prompt) + 6
-    with pytest.raises(ValueError, match="prompt is empty"):
+    with pytest.raises(ValueError, match="at least one token, got"):
         model.generate([], 3)
 
 

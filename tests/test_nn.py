@@ -285,3 +285,29 @@ def test_a_seed_may_be_a_number_or_a_generator():
     rng = np.random.default_rng(5)
     first, second = nn.Linear(3, 3, rng=rng), nn.Linear(3, 3, rng=rng)
     assert not np.array_equal(first.weight.data, second.weight.data)
+
+
+def test_modes_and_freezing_survive():
+    model = tr.nn.TransformerLM(
+        vocab=5, d_model=8, heads=2, blocks=2, context=4, dropout=0.5, rng=0
+    )
+    model.stack.blocks[0].eval()
+    model.generate([1], 2)
+    assert model.training and not model.stack.blocks[0].training
+    model.head.weight.requires_grad = False
+    model.astype("f8")
+    assert not model.head.weight.requires_grad and model.token.weight.requires_grad
+
+
+def test_a_child_that_knows_its_parent_can_be_printed():
+    parent, child = tr.nn.Module(), tr.nn.Module()
+    parent.child, child.parent = child, parent
+    assert repr(parent).count("Module") == 2
+
+
+def test_generate_at_a_tiny_temperature_takes_the_likeliest():
+    model = tr.nn.TransformerLM(vocab=5, d_model=8, heads=2, blocks=1, context=4, rng=0)
+    likeliest = model.generate([1], 6, temperature=0)
+    assert model.generate([1], 6, temperature=1e-309, rng=0).tolist() == likeliest.tolist()
+    with pytest.raises(ValueError, match="one sequence"):
+        model.generate([[1, 2], [3, 4]], 1)

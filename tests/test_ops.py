@@ -180,3 +180,29 @@ def test_any_axes(data, shape):
     order = data.draw(st.permutations(range(len(shape))))
     assert_adjoint(lambda x: x.transpose(tuple(order)), shape)
     assert_adjoint(lambda x: x.reshape(-1), shape)
+
+
+def test_integer_tensors_never_widen_a_float32():
+    i, f = tr.Tensor(np.arange(3)), tr.Tensor([1.0, 2.0, 3.0])
+    for y in (i * f, f - i, i * 0.5, i / 2.0, tr.Tensor([True]) * 0.5, f**i):
+        assert y.dtype == np.float32
+    for y in (i * 2, i + 1, i**2):
+        assert y.dtype == np.int64
+    assert tr.Tensor([np.ones(2)]).dtype == np.float64
+
+
+def test_an_attribute_is_given_once():
+    x = tr.Tensor([1.0, 2.0])
+    assert tr.softmax(x, 0).data.sum() == 1
+    with pytest.raises(TypeError, match="axis was given twice"):
+        tr.softmax(x, 0, axis=0)
+    with pytest.raises(TypeError, match="arguments too many"):
+        tr.softmax(x, 0, 1)
+
+
+@pytest.mark.parametrize("fn", [tr.normal_cdf, lambda x: tr.attention(x, x, x)])
+def test_float16_does_not_overflow(fn):
+    x = np.linspace(-7, 7, 12).reshape(3, 4)
+    y = fn(tr.Tensor(x.astype(np.float16)))
+    assert y.dtype == np.float16
+    np.testing.assert_allclose(y.data, fn(tr.Tensor(x)).data, atol=0.02)

@@ -111,3 +111,50 @@ def test_a_generator_that_dropout_does_not_know_is_an_error():
     y = tr.checkpoint(lambda x: x * rng.random(2), leaf(1.0, 2.0))
     with pytest.raises(RuntimeError, match="fn gave other values"):
         y.sum().backward()
+
+
+def test_checkpoint_where_gradients_are_collected_by_others():
+    w = tr.Tensor([1.0, 2.0], requires_grad=True)
+
+    def loss(x):
+        return tr.checkpoint(lambda x: (x @ w).exp(), x).mean()
+
+    x = np.eye(2, dtype="f4")
+    loss(x).backward()
+    whole, w.grad = w.grad, None
+    tr.data_parallel(loss, x)
+    np.testing.assert_allclose(w.grad, whole, rtol=1e-6)
+    assert tr.gradcheck(lambda x: tr.checkpoint(lambda x: (x * x).sum(), x), [np.ones(3)])
+
+
+def test_checkpoint_runs_again_as_it_ran_first():
+    x = tr.Tensor([1.0, 2.0], requires_grad=True)
+    y = tr.checkpoint(lambda x: (x * x).sum(), x)
+    with tr.no_grad():
+        y.backward()
+    assert x.grad.tolist() == [2.0, 4.0]
+    with tr.spelled_out():
+        y = tr.checkpoint(lambda x: tr.softmax(x)[0], x)
+    y.backward()
+
+
+def test_a_pullback_that_fails_leaves_the_gradients_inside_a_checkpoint_alone():
+    @tr.op
+    def fails(x):
+        return x * 1, lambda g: 1 / 0
+
+    w, x = (tr.Tensor([1.0], requires_grad=True) for _ in "wx")
+    y = tr.checkpoint(lambda x: w * x, fails(x)).sum()
+    with pytest.raises(ZeroDivisionError):
+        y.backward()
+    assert w.grad is None and x.grad is None
+
+
+def test_a_checkpoint_inside_another_adds_to_a_shared_parameter():
+    w = tr.Tensor([3.0], requires_grad=True)
+
+    def inner(x):
+        return tr.checkpoint(lambda x: w * x, x)
+
+    tr.checkpoint(lambda x: inner(x) + w * x, tr.Tensor([5.0])).sum().backward()
+    assert w.grad.tolist() == [10.0]

@@ -39,7 +39,9 @@ def as_array(data: Any, dtype: npt.DTypeLike | None = None, what: str = "Tensor"
     # Only now to the wanted dtype: NumPy would make a number of None and of a text on the way.
     if dtype is not None:
         return array.astype(expect.dtype(what, dtype), copy=False)
-    python_numbers = not isinstance(data, np.ndarray | np.generic)
+    while isinstance(data, list | tuple) and data:
+        data = data[0]
+    python_numbers = not isinstance(data, np.ndarray | np.generic | Operators)
     return array.astype(np.float32) if python_numbers and array.dtype.kind in "iuf" else array
 
 
@@ -51,6 +53,13 @@ def operand_dtype(operands: Sequence[Any]) -> np.dtype[Any]:
     if dtype.kind != "f" and any(isinstance(a, float | np.floating) for a in operands):
         return np.dtype(np.float32)
     return dtype
+
+
+def stays(operand: Any, dtype: np.dtype[Any], optional: bool) -> bool:
+    """Whether an operand needs no conversion: a tensor of a fitting dtype, or an optional None."""
+    if isinstance(operand, Operators):
+        return dtype.kind != "f" or operand._data.dtype.kind in "fb"
+    return operand is None and optional
 
 
 def as_operand(data: Any, dtype: np.dtype[Any], what: str) -> Array:

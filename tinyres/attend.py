@@ -25,7 +25,7 @@ Back = Callable[[Array, Array, Array, Array], None]
 CHUNK = 64  # queries at a time: shorter ones spend more on calls than they save
 # exp(88) is the end of float32. Only where a score comes near it, the largest of each row is taken
 # off first: that changes no weight, but costs two of five passes over the scores.
-SAFE_SCORE = 30.0
+SAFE_SCORE = {2: 3.0, 4: 30.0, 8: 30.0}  # by the bytes of a number
 
 
 def attend(q: Array, k: Array, v: Array, y: Array, *, allowed: Array | None, causal: bool) -> Back:
@@ -66,7 +66,7 @@ def _attend_chunk(
     scale = q.shape[-1] ** -0.5
     qT = np.multiply(q.swapaxes(-1, -2), scale, order="C")  # (..., d, T_q)
     e = k @ qT  # (..., T_k, T_q)
-    large = max(e.max(initial=0), -e.min(initial=0)) > SAFE_SCORE
+    large = max(e.max(initial=0), -e.min(initial=0)) > SAFE_SCORE[e.itemsize]
     if bias is not None:
         e += bias
     if allowed is not None:

@@ -45,6 +45,22 @@ def size(what: str, value: Any, least: int = 1) -> int:
     return number
 
 
+def merged(
+    what: str, names: Sequence[str], given: Sequence[Any], by_name: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Arguments given by position joined to those by name; none may come twice.
+
+    >>> merged("softmax", ["axis"], [0], {})
+    {'axis': 0}
+    """
+    if len(given) > len(names):
+        raise TypeError(f"{what}: {len(given) - len(names)} arguments too many")
+    positional = dict(zip(names, given))
+    for name in positional.keys() & by_name.keys():
+        raise TypeError(f"{what}: {name} was given twice, by position and by name")
+    return {**positional, **by_name}
+
+
 def number(
     what: str, value: Any, least: float = -math.inf, most: float = math.inf, finite: bool = True
 ) -> float:

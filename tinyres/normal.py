@@ -28,11 +28,13 @@ def normal_cdf(x):
     >>> normal_cdf(Tensor([-1.0, 0.0, 1.0]))
     Tensor([0.1587 0.5    0.8413])
     """
-    z = np.minimum(np.abs(x), 40)  # Phi(-40) is 0 in float64; higher powers could overflow
+    # Phi(-40) is 0 in float64. Powers of it need more than float16.
+    z = np.minimum(np.abs(x), 40).astype(np.promote_types(x.dtype, np.float32), copy=False)
     bell = np.exp(-0.5 * z * z)
     below = bell * _polynomial(P, z) / _polynomial(Q, z)  # Phi(-z)
     density = bell * (1 / math.sqrt(2 * math.pi))
-    return np.where(x > 0, 1 - below, below), lambda g: (g * density,)
+    density = density.astype(x.dtype, copy=False)
+    return np.where(x > 0, 1 - below, below).astype(x.dtype), lambda g: (g * density,)
 
 
 def _polynomial(coefficients: tuple[float, ...], z: Array) -> Array:

@@ -70,25 +70,26 @@ class Operators:
     # A number beside a tensor is an attribute of the op and not an input: there is no gradient to
     # compute for it, and a drawn graph says "* 0.5".
 
+    def _takes(self, other: Any) -> bool:
+        """Whether `other` is a number that leaves the dtype as it is."""
+        fits = self.dtype.kind == "f" or not isinstance(other, float | np.floating)
+        return isinstance(other, SCALAR) and fits
+
     def __add__(self, other: Any) -> Tensor:
-        return (
-            _tr().shift(self, by=_number(other))
-            if isinstance(other, SCALAR)
-            else _tr().add(self, other)
-        )
+        if self._takes(other):
+            return _tr().shift(self, by=_number(other))
+        return _tr().add(self, other)
 
     def __mul__(self, other: Any) -> Tensor:
-        return (
-            _tr().scale(self, by=_number(other))
-            if isinstance(other, SCALAR)
-            else _tr().mul(self, other)
-        )
+        if self._takes(other):
+            return _tr().scale(self, by=_number(other))
+        return _tr().mul(self, other)
 
     def __sub__(self, other: Any) -> Tensor:
-        return self + -_number(other) if isinstance(other, SCALAR) else _tr().sub(self, other)
+        return self + -_number(other) if self._takes(other) else _tr().sub(self, other)
 
     def __pow__(self, other: Any) -> Tensor:
-        if isinstance(other, SCALAR):
+        if self._takes(other):
             return _tr().raise_to(self, exponent=_number(other))
         return _tr().power(self, other)
 

@@ -51,8 +51,8 @@ def power(a, b):
     a, b = a.astype(value.dtype, copy=False), b.astype(value.dtype, copy=False)
 
     def pullback(g):
-        log_a = np.log(np.where(a > 0, a, 1))
-        return g * b * a ** np.where(b == 0, 1, b - 1), g * value * log_a
+        gb = np.where(a > 0, value * np.log(np.where(a > 0, a, 1)), 0)
+        return g * b * a ** np.where(b == 0, 1, b - 1), g * gb
 
     return value, pullback
 

@@ -235,7 +235,7 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam whose weight decay shrinks p by lr * weight_decay beside the step.
 
-    Loshchilov and Hutter 2019, algorithm 2.
+    Loshchilov and Hutter 2019; as in PyTorch, the decay is multiplied by lr, too.
 
     >>> p = Tensor([1.0], requires_grad=True)
     >>> (0.0 * p).backward(); AdamW([p], lr=0.5, weight_decay=0.5).step(); p.detach()
@@ -318,7 +318,7 @@ def warmup_cosine(lr: float, warmup: int, total: int, *, floor: float = 0.0) -> 
 
 
 def inverse_sqrt(lr: float, warmup: int) -> Schedule:
-    """Steps 0, 1, ... -> a line up to `lr`, then lr sqrt(warmup / step).
+    """Steps 0, 1, ... -> a line up to `lr`, then lr sqrt(warmup / (step + 1)).
 
     Vaswani et al. 2017, eq. 3.
 

@@ -75,7 +75,7 @@ def _one_part(loss: Callable[..., Tensor], part: tuple[Array, ...], weight: floa
     drawn: dict[np.random.Generator, Any] = {}
     DELIVER.set(arrived.extend)
     DRAWN.set(drawn)
-    value = loss(*part)
+    value = expect.instance("data_parallel: what loss returns", loss(*part), Tensor, "a tensor")
     value.backward(np.full(value.shape, weight, value.dtype))
     return weight * value.item(), arrived, drawn
 

@@ -9,16 +9,16 @@ import numpy as np
 
 from tinyres import expect
 from tinyres.arrays import Array
-from tinyres.context import DRAWN, MODE, no_grad
-from tinyres.tensor import Node, Tensor, walk_back
+from tinyres.context import DRAWN, MODE, no_grad, switched
+from tinyres.tensor import DELIVER, Node, Tensor, walk_back
 
 
 def checkpoint(fn: Callable[..., Tensor], *inputs: Any) -> Tensor:
     """fn(*inputs), without keeping what its gradient needs: backward runs `fn` once more.
 
-    That frees the memory of all values inside `fn`, for a second forward pass (Chen et al. 2016,
-    sec. 3). The gradients are the same to the last bit; dropout draws the same again. If `fn`
-    gives other values the second time, because a parameter changed, that is a RuntimeError.
+    That frees the memory of all values inside `fn`, for a second forward pass (Chen et al. 2016).
+    The gradients are the same to the last bit; dropout draws the same again. If `fn` gives other
+    values the second time, because a parameter changed, that is a RuntimeError.
 
     >>> x = Tensor([1.0, 2.0], requires_grad=True)
     >>> checkpoint(lambda x: (x * x).sum(), x).backward(); x.grad
@@ -27,7 +27,8 @@ def checkpoint(fn: Callable[..., Tensor], *inputs: Any) -> Tensor:
     expect.function("checkpoint: fn", fn)
     tensors = [x if isinstance(x, Tensor) else Tensor(x) for x in inputs]
     out, drawn = _run_and_forget(fn, tensors)
-    if not MODE.get().recording:
+    mode = MODE.get()
+    if not mode.recording:
         return out
     value, arrays = out.data, [t.data for t in tensors]
     differentiable = [t.requires_grad for t in tensors]
@@ -36,16 +37,15 @@ def checkpoint(fn: Callable[..., Tensor], *inputs: Any) -> Tensor:
         copies = [Tensor._of(a) for a in arrays]
         for copy, requires_grad in zip(copies, differentiable):
             copy.requires_grad = requires_grad
-        y = _run_again(fn, copies, drawn)
+        with switched(recording=True, spelled_out=mode.spelled_out):
+            y = _run_again(fn, copies, drawn)
         if not np.array_equal(y.data, value, equal_nan=True):
             raise RuntimeError(
                 "checkpoint: fn gave other values when it ran again for the gradient: a parameter "
                 "or an input was changed since the forward pass, or fn draws from a generator "
                 "that tr.dropout doesn't know"
             )
-        if y.requires_grad:
-            walk_back(y._differentiable(), g)
-        return [copy.grad for copy in copies]
+        return _cotangents(y, g, copies)
 
     # Parameters inside fn get their gradients within the pullback: so the node is on the way of
     # a gradient even where none of its inputs is.
@@ -53,6 +53,21 @@ def checkpoint(fn: Callable[..., Tensor], *inputs: Any) -> Tensor:
     node.inputs = tuple(t._node or t._constant() for t in tensors)
     node.pullback, node.attrs, node.keeps_grad = pullback, {}, False
     return out
+
+
+def _cotangents(y: Tensor, g: Array, copies: list[Tensor]) -> list[Array | None]:
+    """Walk back from y; what arrives at the copies is returned, the rest goes where the walk
+    around this one collects."""
+    arrived: list[tuple[Node, Array]] = []
+    if y.requires_grad:
+        token = DELIVER.set(arrived.extend)
+        try:
+            walk_back(y._differentiable(), g)
+        finally:
+            DELIVER.reset(token)
+    own = {copy._node: g for copy in copies for node, g in arrived if node is copy._node}
+    DELIVER.get()([(node, g) for node, g in arrived if node not in own])
+    return [own.get(copy._node) for copy in copies]
 
 
 def _run_and_forget(fn: Callable[..., Tensor], tensors: list[Tensor]) -> tuple[Tensor, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tinyres import cotangents, expect
-from tinyres.arrays import CLOCK, Array, as_array, as_operand, note_write, operand_dtype
+from tinyres.arrays import CLOCK, Array, as_array, as_operand, note_write, operand_dtype, stays
 from tinyres.context import MODE, SCOPE
 from tinyres.operators import Operators
 
@@ -56,11 +56,20 @@ def walk_back(
     watch: Callable[[Node, int, Array], None] | None = None,
 ) -> None:
     """Carry `seed`, the cotangent of `root`, back to every leaf; `watch` sees each edge crossed."""
+    arrived: list[tuple[Node, Array]] = []
+    token = DELIVER.set(arrived.extend)  # a walk inside a pullback hands over what it finds
+    try:
+        _walk(root, seed, retain_graph, watch, arrived)
+    finally:
+        DELIVER.reset(token)
+    DELIVER.get()(arrived)  # only now: a pullback that fails leaves every gradient as it was
+
+
+def _walk(root: Node, seed: Array, retain: bool, watch: Any, arrived: list[Any]) -> None:
     check = MODE.get().check
     of = {root: seed}  # the cotangent of each node that waits
     summed = set()  # nodes whose cotangent is a sum made here: nobody else holds that array
     waiting = [(-root.number, root)]
-    arrived = []
     while waiting:
         node = heapq.heappop(waiting)[1]
         g = of.pop(node)
@@ -90,9 +99,8 @@ def walk_back(
             else:
                 of[source] = np.asarray(of[source] + h)
                 summed.add(source)
-        if not retain_graph:
+        if not retain:
             node.pullback, node.inputs, node.attrs, node.scope = _freed, (), None, None
-    DELIVER.get()(arrived)  # only now: a pullback that fails leaves every gradient as it was
 
 
 def add_to_leaves(arrived: Sequence[tuple[Node, Array]]) -> None:
@@ -105,10 +113,8 @@ DELIVER: ContextVar[Callable[..., None]] = ContextVar("tinyres_deliver", default
 
 
 def _freed(_: Array) -> Sequence[Array | None]:
-    raise RuntimeError(
-        "backward: this graph has been walked already, and what it held was freed on the way. "
-        "Pass retain_graph=True to the first backward to walk it again."
-    )
+    raise RuntimeError("backward: this graph has been walked already, and was freed on the way: "
+                       "pass retain_graph=True to the first backward to walk it again")  # fmt: skip
 
 
 def op(function: Any = None, *, spelled_out: Callable[..., Tensor] | None = None) -> Any:
@@ -136,14 +142,14 @@ def op(function: Any = None, *, spelled_out: Callable[..., Tensor] | None = None
     @functools.wraps(function)
     def apply(*args: Any, **attrs: Any) -> Tensor:
         mode = MODE.get()
-        if len(args) > most:  # softmax(x, -1) means softmax(x, axis=-1)
-            attrs = {**dict(zip(attributes, args[most:])), **attrs}
-            args = args[: max(most, len(args) - len(attributes))]
-        if attrs and not attrs.keys().isdisjoint(arrays):
-            args = (*args, *[attrs.pop(key, None) for key in arrays[len(args) :]])
         try:
+            if len(args) > most:  # softmax(x, -1) means softmax(x, axis=-1)
+                attrs = expect.merged(name, attributes, args[most:], attrs)
+                args = args[:most]
+            if attrs and not attrs.keys().isdisjoint(arrays):
+                args = (*args, *[attrs.pop(key, None) for key in arrays[len(args) :]])
             for arg in args:
-                if not isinstance(arg, Tensor):
+                if not isinstance(arg, Tensor) or arg._data.dtype.kind != "f":
                     args = _as_tensors(name, args, required)
                     break
             if spelled_out is not None and mode.spelled_out:
@@ -173,9 +179,7 @@ def _as_tensors(name: str, args: tuple[Any, ...], required: int) -> tuple[Any, .
     """Operands as tensors; scalars, lists and integer arrays take the dtype of those beside."""
     dtype = operand_dtype(args)
     return tuple(
-        a
-        if isinstance(a, Tensor) or (a is None and i >= required)
-        else Tensor._of(as_operand(a, dtype, name))
+        a if stays(a, dtype, i >= required) else Tensor._of(as_operand(a, dtype, name))
         for i, a in enumerate(args)
     )
 
@@ -218,7 +222,8 @@ class Tensor(Operators):
 
     @property
     def data(self) -> Array:
-        """The array itself. Assigning writes into it: shape and dtype stay."""
+        """The array itself. Assigning (`t.data -= step`, too) writes into it, and backward knows;
+        writing into a part of it (`t.data[0] = 5`) is not noticed."""
         return self._data
 
     @data.setter
@@ -294,9 +299,8 @@ class Tensor(Operators):
                 f"backward: it starts at one number, but this tensor has shape {self.shape}: "
                 "call .sum() or .mean() first, or pass grad= of that shape"
             )
-        seed = (
-            np.ones(self.shape, self.dtype) if grad is None else as_array(grad, self.dtype, "grad")
-        )
+        seed = as_array(1.0 if grad is None else grad, self.dtype, "grad")
+        seed = seed.reshape(self.shape) if grad is None else seed
         if seed.shape != self.shape:
             raise ValueError(f"backward: grad has shape {seed.shape}, the tensor {self.shape}")
         return seed

@@ -46,9 +46,14 @@ class Linear(Module):
 
     level = 2
 
-    def __init__(self, n_in: int, n_out: int, *, bias: bool = True, rng: Seed = None):
+    def __init__(
+        self, n_in: int, n_out: int, *, bias: bool = True, rng: Seed = None, parts: int = 1
+    ):
         n_in, n_out = expect.size("Linear: n_in", n_in), expect.size("Linear: n_out", n_out)
-        self.weight = Parameter(xavier(expect.generator("Linear", rng), n_in, n_out))
+        rng = expect.generator("Linear", rng)
+        # `parts` maps side by side, such as those of q, k and v, start as if they stood alone.
+        weights = [xavier(rng, n_in, n_out // parts) for _ in range(parts)]
+        self.weight = Parameter(np.hstack(weights))
         self.bias = Parameter(np.zeros(n_out, np.float32)) if bias else None
 
     def forward(self, x: Any) -> Tensor:
@@ -208,8 +213,7 @@ class MultiHeadAttention(Module):
         rng = expect.generator("MultiHeadAttention", rng)
         self.heads = heads
         self.causal = causal
-        self.qkv = Linear(d_model, 3 * d_model, bias=bias, rng=rng)
-        self.qkv.weight.data[...] = np.hstack([xavier(rng, d_model, d_model) for _ in "qkv"])
+        self.qkv = Linear(d_model, 3 * d_model, bias=bias, rng=rng, parts=3)
         self.out = Linear(d_model, d_model, bias=bias, rng=rng)
         self.per_head = per_head
         self.norms = {name: norm(d_model // heads if per_head else d_model) for name in normed}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -121,12 +122,24 @@ class Module:
         """Switch dropout off."""
         return self.train(False)
 
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Without dropout for a while; afterwards each module is in the mode in which it was."""
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
     def astype(self, dtype: npt.DTypeLike) -> Module:
         """Compute in another float dtype: float64 to check gradients, float32 to train."""
         dtype = expect.dtype("astype", dtype, "f")
         for p in self.parameters():
+            learned = p.requires_grad
             p._data, p._node = p._data.astype(dtype), None
-            p.requires_grad = True
+            p.requires_grad = learned
         return self
 
     # ---- state
@@ -162,7 +175,7 @@ class Module:
         return ""
 
     def __repr__(self) -> str:
-        return "\n".join(_tree("", self, 0))
+        return "\n".join(_tree("", self, 0, set()))
 
 
 def _found(name: str, value: Any) -> Iterator[tuple[str, Parameter | Module]]:
@@ -174,15 +187,15 @@ def _found(name: str, value: Any) -> Iterator[tuple[str, Parameter | Module]]:
             yield from _found(f"{name}.{key}", item)
 
 
-def _tree(name: str, module: Module, indent: int) -> Iterator[str]:
+def _tree(name: str, module: Module, indent: int, above: set[int]) -> Iterator[str]:
     label = f"{name}: " if name else ""
     extra = f"({module.extra()})" if module.extra() else ""
     count = f"{module.num_parameters():,}"
     head = "  " * indent + label + type(module).__name__ + extra
     yield f"{head}  [{count} parameters]"
     for child_name, child in module.members():
-        if isinstance(child, Module):
-            yield from _tree(child_name, child, indent + 1)
+        if isinstance(child, Module) and id(child) not in above:  # it may know its parent
+            yield from _tree(child_name, child, indent + 1, above | {id(module), id(child)})
 
 
 class Sequential(Module):
@@ -196,6 +209,12 @@ class Sequential(Module):
 
     def __init__(self, *layers: Any):
         self.layers = [expect.function("Sequential: a layer", layer) for layer in layers]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.layers[index]
 
     def forward(self, x: Any) -> Any:
         for layer in self.layers:

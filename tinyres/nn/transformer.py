@@ -283,17 +283,16 @@ class TransformerLM(Module):
         temperature = expect.number("generate: temperature", temperature, 0)
         top_k = None if top_k is None else expect.size("generate: top_k", top_k)
         rng = expect.generator("generate", rng)
-        tokens = composed.integers("generate: prompt", prompt).reshape(-1).tolist()
-        if not tokens:
-            raise ValueError("generate: the prompt is empty: give it at least one token")
-        was_training = self.training
-        self.eval()
-        try:
+        prompt = composed.integers("generate: prompt", prompt)
+        if prompt.ndim != 1 or not prompt.size:
+            raise ValueError(
+                f"generate: prompt must be one sequence of at least one token, got {prompt.shape}"
+            )
+        tokens = prompt.tolist()
+        with self.evaluating():
             for _ in range(count):
                 logits = self([tokens[-self.context :]]).data[0, -1].astype(np.float64)
                 tokens.append(_sample(logits, temperature, top_k, rng))
-        finally:
-            self.train(was_training)
         return np.array(tokens)
 
 
@@ -307,5 +306,7 @@ def _sample(logits: Array, temperature: float, top_k: int | None, rng: np.random
         return int(logits.argmax())
     if top_k is not None and top_k < logits.size:
         logits = np.where(logits >= np.partition(logits, -top_k)[-top_k], logits, -np.inf)
+    with np.errstate(over="ignore"):  # at a tiny temperature only the likeliest stays at 0
+        logits = (logits - logits.max()) / temperature
     # Noise of this form added to logits makes the argmax a sample from their softmax.
-    return int((logits / temperature + rng.gumbel(size=logits.shape)).argmax())
+    return int((logits + rng.gumbel(size=logits.shape)).argmax())
