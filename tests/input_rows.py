@@ -371,7 +371,8 @@ ROWS: dict[str, Row] = {
     "Module.astype": of_layer("astype", dtype=("float dtype", "f8")),
     "Module.train": of_layer("train", mode=FLAG),
     **{f"Module.{n}": of_layer(n) for n in (
-        "eval", "evaluating", "zero_grad", "state_dict", "parameters", "num_parameters", "named_parameters",
+        "eval", "evaluating", "zero_grad",
+        "state_dict", "parameters", "num_parameters", "named_parameters",
         "modules", "named_modules", "members", "extra")},
     "TransformerLM.embed": row(MODEL.embed, tokens=TOKENS),
     "TransformerLM.loss": row(

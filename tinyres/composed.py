@@ -18,9 +18,8 @@ from tinyres.arrays import Array, as_array
 from tinyres.context import scope
 from tinyres.tensor import Tensor
 
-FORBIDDEN = (
-    -1e30
-)  # a score so low that its weight is exactly 0, yet finite: a row of them is not NaN
+# A score so low that its weight is exactly 0, yet finite: a row of them is not NaN.
+FORBIDDEN = -1e30
 
 
 def of_tensors(count: int) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
@@ -75,6 +74,7 @@ def log_softmax(x: Any, *, axis: int = -1) -> Tensor:
 @scope("layer_norm", level=2)
 def layer_norm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5) -> Tensor:
     """gamma * (x - mean) / sqrt(variance + eps) + beta, each vector of features on its own."""
+    x = x - x[..., :1]  # a common offset: without it a row near 1e6 keeps its digits
     centred = x - x.mean(-1, keepdims=True)
     variance = (centred * centred).mean(-1, keepdims=True)
     x_hat = centred / (variance + eps).sqrt()

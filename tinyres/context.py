@@ -1,4 +1,5 @@
-"""What holds here and now: whether ops are recorded, and in which named part of the model.
+"""What holds here and now: whether ops are recorded, in which named part of the model, and which
+random generators were drawn from.
 
 It lives in context variables, so each thread and each asyncio task has its own.
 """
@@ -21,9 +22,8 @@ class Mode(NamedTuple):
 
     recording: bool = True  # no_grad switches it off
     spelled_out: bool = False  # fused ops run as their twins in primitive ops
-    check: Callable[[str, Any, str, Scope | None], None] | None = (
-        None  # detect_anomaly looks at every value
-    )
+    # detect_anomaly looks at every value and every cotangent
+    check: Callable[[str, Any, str, Scope | None], None] | None = None
 
 
 class Scope:

@@ -65,7 +65,8 @@ def _cotangents(y: Tensor, g: Array, copies: list[Tensor]) -> list[Array | None]
             walk_back(y._differentiable(), g)
         finally:
             DELIVER.reset(token)
-    own = {copy._node: g for copy in copies for node, g in arrived if node is copy._node}
+    own: dict[Node | None, Array] = {}
+    own |= {copy._node: g for copy in copies for node, g in arrived if node is copy._node}
     DELIVER.get()([(node, g) for node, g in arrived if node not in own])
     return [own.get(copy._node) for copy in copies]
 
