@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from interop_cases import CASES, HEADS, LAYOUTS, RECORDED, D, X, weights
 from reference_cases import TOLERANCE, assert_close
-from safetensors.numpy import save_file
 
 import tinyres as tr
 from tinyres import interop
@@ -134,6 +133,7 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_files_load(name, tmp_path):
+    save_file = pytest.importorskip("safetensors.numpy").save_file
     prefix, besides = FILES[name]
     case = LAYOUTS[name]
     load = {"GPT-2": interop.load_gpt2, "BERT": interop.load_bert}[name]

@@ -194,6 +194,14 @@ def test_what_is_refused(what):
         make()
 
 
+def test_another_dtype_needs_another_optimizer():
+    layer = tr.nn.Linear(2, 1, rng=0)
+    optimizer = optim.Adam(layer.parameters())
+    layer.astype("f8")(np.ones((1, 2))).sum().backward()
+    with pytest.raises(TypeError, match="make a new one after astype"):
+        optimizer.step()
+
+
 def test_frozen_parameters_are_left_alone():
     frozen, learned = Parameter([1.0]), Parameter([1.0])
     frozen.requires_grad = False

@@ -68,6 +68,7 @@ def wait_for(condition, seconds: float = 120) -> None:
 
 
 def test_a_cluster_that_loses_a_worker_gives_the_same_table(tmp_path):
+    pytest.importorskip("distributed")
     folders = {name: tmp_path / name for name in ("scheduler", "one", "two", "dask", "local")}
     for folder in folders.values():
         folder.mkdir()

@@ -35,6 +35,11 @@ class _Flat:
 
     def gather(self) -> None:
         """Copy the parameters into a new flat array and make them views of it."""
+        if any(p.dtype != self.grad.dtype for p in self.params):
+            raise TypeError(
+                f"optimizer: its parameters were {self.grad.dtype} when it was made and are "
+                f"{self.params[0].dtype} now: make a new one after astype()"
+            )
         self.data = np.concatenate([p.data.reshape(-1) for p in self.params])
         self.views = []
         self.written: dict[tuple[int, int], Array] = {}
