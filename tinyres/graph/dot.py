@@ -117,7 +117,8 @@ class _Writer:
         label = self.labels.frame(scope, role)
         common = {
             "label": quoted(label), "tooltip": quoted(self.graph.path(number)), "fontsize": "11",
-            "labelloc": "t", "labeljust": "l" if self.look.rankdir == "LR" else "r",
+            # Where no branch crosses the frame on its way: these do it at both ends of a long one.
+            "labelloc": "t", "labeljust": "c" if self.look.rankdir in ("LR", "RL") else "r",
         }  # fmt: skip
         if not role:
             colours = {"color": self.theme.stroke("block"), "fontcolor": self.theme.stroke("muted")}
