@@ -63,7 +63,7 @@ def entry(name: str) -> Entry:
     norms = sum(module.role == "norm" for module in block.modules())
     return Entry(
         name, rule.__name__, formula, effect, constants[0] if constants else "", source[1:-1],
-        norms, rule.first_norm, rule.final_norm, rule.streams,
+        norms, rule.first_norm, rule.final_norm, "b + 1" if rule.remembers else rule.streams,
     )  # fmt: skip
 
 

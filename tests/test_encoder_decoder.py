@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from placed import disturb, sublayer_matrices
@@ -47,6 +49,10 @@ def test_a_memory_that_is_missing_or_not_asked_for():
         nn.TransformerStack(D, HEADS, 1)(X, X)
     with pytest.raises(ValueError, match="normed must be some of the letters of 'qkv', got 'qx'"):
         nn.MultiHeadAttention(D, HEADS, normed="qx")
+    decoder = nn.TransformerStack(D, HEADS, 1, cross=True, rng=0)
+    for alone in (decoder.blocks[0].cross_attention, encoder_decoder("admin").decoder.profile):
+        with pytest.raises(ValueError, match="got no memory, but its sublayer attends to one"):
+            alone(tr.Tensor(X))
 
 
 # ---------------------------------------------------------------- encoder and decoder
@@ -95,6 +101,74 @@ def test_constants_of_encoder_and_decoder():
         for (_, name, matrix), (_, _, unscaled) in pairs:
             if name not in ("query", "key"):
                 np.testing.assert_allclose(matrix, factor * unscaled, rtol=1e-6)
+
+
+PER_BLOCK = {  # of a decoder of two blocks, one value for all three sublayers of a block
+    "lns": ("scale", [1, 2**-0.5]),
+    "siamese": ("scale", [1, 2**-0.5]),
+    "completep": ("scale", [1 / 2] * 2),
+    "depth_mup": ("scale", [2**-0.5] * 2),
+    "mix": ("post", [True, False]),
+}
+
+
+@pytest.mark.parametrize("placement", PER_BLOCK)
+def test_constants_of_blocks_with_cross_attention(placement):
+    name, expected = PER_BLOCK[placement]
+
+    class Rule(nn.placement_class(placement)):
+        post_share = 0.5
+
+    blocks = nn.TransformerStack(D, HEADS, 2, placement=Rule, cross=True, rng=0).blocks
+    found = [[getattr(s, name) for s in block.sublayers()] for block in blocks]
+    np.testing.assert_allclose(found, [[value] * 3 for value in expected], rtol=1e-6)
+
+
+def test_what_depends_on_the_number_of_blocks_with_cross_attention():
+    def decoder(placement, blocks):
+        return nn.TransformerStack(D, HEADS, blocks, placement=placement, cross=True, rng=0)
+
+    for blocks, gain in ((18, 0.1), (19, 1e-5), (25, 1e-6)):
+        layers = [s for b in decoder("layerscale", blocks).blocks for s in b.sublayers()]
+        np.testing.assert_allclose([s.gain.data[0] for s in layers], gain, rtol=1e-6)
+    pairs = zip(*(sublayer_matrices(decoder(p, 2)) for p in ("post_init", "post")))
+    for (block, _, matrix), (_, _, unscaled) in pairs:
+        np.testing.assert_allclose(matrix, unscaled / (2 - block + 1), rtol=1e-6)
+
+
+def test_admin_measures_cross_attention_on_the_memory():
+    decoder = nn.TransformerStack(D, HEADS, 2, placement="admin", cross=True, rng=0)
+    memory = 5 * np.random.default_rng(1).normal(size=(2, 6, D)).astype("f4")
+    decoder.profile(tr.Tensor(X), memory)
+    stream, square = tr.Tensor(X), 1.0
+    for block in decoder.blocks:
+        for layer in block.sublayers():
+            beside = [memory] if layer is block.cross_attention else []
+            np.testing.assert_allclose(layer.omega.data**2, square, rtol=1e-4)
+            branch = layer.branch(stream, *beside).data
+            square = square * stream.data.var() + branch.var()
+            stream = layer(stream, *beside)
+
+
+@pytest.mark.parametrize("placement", ["deepnorm", "tfixup"])
+def test_a_model_can_be_pickled(placement):
+    built = encoder_decoder(placement)
+    source, target = [[1, 2, 3]], [[4, 5]]
+    again = pickle.loads(pickle.dumps(built))
+    np.testing.assert_array_equal(again(source, target).data, built(source, target).data)
+
+
+def test_memory_and_mask_by_name(rng):
+    first = np.arange(4) < 2
+    encoder = nn.TransformerStack(D, HEADS, 2, rng=0)
+    np.testing.assert_allclose(
+        encoder(X, mask=first).data[:, :2], encoder(X[:, :2]).data, rtol=1e-5, atol=1e-6
+    )
+    decoder = nn.TransformerStack(D, HEADS, 2, cross=True, rng=0)
+    memory = rng.normal(size=(2, 6, D)).astype("f4")
+    np.testing.assert_array_equal(decoder(X, memory=memory).data, decoder(X, memory).data)
+    with pytest.raises(TypeError):
+        decoder(X, memory, first, first)
 
 
 def test_gradients_of_the_encoder_decoder(rng):

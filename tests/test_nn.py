@@ -229,16 +229,17 @@ def test_a_placement_of_ones_own_is_told_where_it_stands():
     class Counted(nn.Residual):
         final_norm = True
 
-        def __init__(self, branch, norm, *, index, total):
-            super().__init__(branch, norm)
-            seen.append((index, total))
-            self.scale = 1 / total
+        def __init__(self, branch, norm, **place):
+            super().__init__(branch, norm, **place)
+            seen.append((self.place.index, self.place.total, self.place.block))
+            self.scale = 1 / self.place.total
 
         def forward(self, x):
             return x + self.scale * self.sublayer(self.norm(x))
 
     stack = nn.TransformerStack(8, 2, 3, placement=Counted, rng=0)
-    assert seen == [(i, 6) for i in range(1, 7)] and stack.final_norm is not None
+    assert seen == [(i, 6, (i + 1) // 2) for i in range(1, 7)]
+    assert stack.final_norm is not None
     stack(leaf(*np.ones((1, 2, 8)), dtype="f4")).sum().backward()
     assert all(p.grad is not None for p in stack.parameters())
 

@@ -91,7 +91,7 @@ def test_constants_that_change_with_depth():
         return stack("layerscale", blocks).blocks[0].attention.gain.data[0]
 
     np.testing.assert_allclose([gains(18), gains(19), gains(25)], [0.1, 1e-5, 1e-6], rtol=1e-6)
-    post = [[s.rule is nn.PostLN for s in b.sublayers()] for b in stack("mix", 12).blocks]
+    post = [[s.post for s in b.sublayers()] for b in stack("mix", 12).blocks]
     assert post == [[True, True]] * 3 + [[False, False]] * 9
     weights = [[w.item() for w in b.rule.weights] for b in stack("dlcl").blocks]
     np.testing.assert_allclose(np.concatenate(weights), [1 / 2] * 2 + [1 / 3] * 3 + [1 / 4] * 4)
@@ -106,7 +106,7 @@ SHAPES = {
     "output": (2, 1, 1), "olmo2": (4, 1, 1), "sandwich": (4, 1, 1), "peri": (4, 2, 1),
     "residual": (0, 0, 1), "plain": (0, 0, 1), "tfixup": (0, 0, 1), "rezero": (0, 0, 1),
     "keel": (4, 0, 1), "ngpt": (2, 1, 1), "normformer": (4, 1, 1), "hybrid": (4, 1, 1),
-    "dual": (2, 1, 2), "siamese": (6, 1, 2), "hyper": (2, 1, 4), "dlcl": (3, 2, "b + 1"),
+    "dual": (2, 1, 2), "siamese": (6, 1, 2), "hyper": (2, 1, 4), "dlcl": (3, 2, 1),
 }  # fmt: skip
 
 
@@ -119,6 +119,7 @@ def test_norms_and_streams(placement):
     in_block = norms(built.blocks[1])
     around = sum(norm is not None for norm in (built.first_norm, built.final_norm))
     assert (in_block, around, built.placement.streams) == SHAPES.get(placement, (2, 0, 1))
+    assert built.placement.remembers == (placement == "dlcl")
 
 
 @EACH
@@ -311,6 +312,28 @@ def test_a_rule_of_a_block_of_ones_own():
 
 
 # ---------------------------------------------------------------- inside the sublayers
+
+
+def test_a_branch_must_keep_the_shape_wherever_it_is_added():
+    for add in (nn.PreLN(lambda x: x[..., :1], lambda: nn.LayerNorm(D)),
+                lambda x: tr.residual(x, x[..., :1])):  # fmt: skip
+        with pytest.raises(ValueError, match=r"residual: F\(x\) has shape \(2, 4, 1\)"):
+            add(tr.Tensor(X))
+
+
+def test_a_squashing_function_has_no_eps():
+    with pytest.raises(TypeError):
+        nn.DynamicTanh(D, eps=1e-5)
+    np.testing.assert_array_equal(stack("dyt", eps=1.0)(X).data, stack("dyt")(X).data)
+
+
+def test_admin_measures_a_stream_far_from_0():
+    far = tr.Tensor(1e6 + np.random.default_rng(3).normal(size=(4, 64, D)), dtype="f4")
+    built = stack("admin")
+    built.profile(far)
+    first, second = built.blocks[0].sublayers()
+    expected = sum(a.data.astype("f8").var() for a in (far, first.branch(far)))
+    assert second.omega.data[0] ** 2 == pytest.approx(expected, rel=1e-3)
 
 
 def test_norms_and_gains_inside_attention_and_feed_forward():

@@ -327,12 +327,17 @@ def residual(x, fx):
     >>> residual(Tensor([2.0, 4.0, 6.0]), Tensor([0.5, -1.0, 0.5]))
     Tensor([2.5 3.  6.5])
     """
+    same_shape(x, fx)
+    return x + fx, lambda g: (g, g)
+
+
+def same_shape(x: Any, fx: Any) -> None:
+    """Refuse a branch that returns another shape: added to x it would broadcast."""
     if x.shape != fx.shape:
         raise ValueError(
             f"residual: F(x) has shape {fx.shape} but x has {x.shape}: "
             "the branch must return what it was given"
         )
-    return x + fx, lambda g: (g, g)
 
 
 @op

@@ -13,11 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tinyres import fused, ops
-from tinyres.nn.module import Module, Parameter
-from tinyres.nn.residual import BlockRule, Residual
+from tinyres.nn.module import Parameter
+from tinyres.nn.residual import BlockRule, Norm, Place, Residual
 from tinyres.tensor import Tensor
 
-Norm = Callable[[], Module]
 Sublayer = Callable[[Tensor], Tensor]
 
 # ---------------------------------------------------------------- rules of a block
@@ -31,7 +30,8 @@ class ReZero(BlockRule):
     (Bachlechner et al. 2020, ReZero, code)
     """
 
-    def __init__(self, norm: Norm, *, index: int = 1, total: int = 1):
+    def __init__(self, norm: Norm, **place: Any):
+        self.place = Place(**place)
         self.gain = Parameter(np.zeros(1, np.float32))
 
     def forward(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
@@ -45,8 +45,8 @@ class B2T(BlockRule):
     (Takase et al. 2022, B2T connection, code and figure)
     """
 
-    def __init__(self, norm: Norm, *, index: int = 1, total: int = 1):
-        super().__init__(norm)
+    def __init__(self, norm: Norm, **place: Any):
+        super().__init__(norm, **place)
         self.top_norm = norm()
 
     def forward(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
@@ -59,13 +59,13 @@ class SpanNorm(BlockRule):
 
     The first attention of the stack sees norm(x).
 
-    (SpanNorm 2026, eq. 5 to 8; 2nd-hand, after a re-implementation)
+    (SpanNorm 2026, eq. 5 to 8; rule as quoted by others; not read in the paper)
     """
 
-    def __init__(self, norm: Norm, *, index: int = 1, total: int = 1):
-        super().__init__(norm)
+    def __init__(self, norm: Norm, **place: Any):
+        super().__init__(norm, **place)
         self.top_norm = norm()
-        self.input_norm = norm() if index == 1 else None
+        self.input_norm = norm() if self.place.block == 1 else None
 
     def forward(self, x: Tensor, attention: Sublayer, feed_forward: Sublayer) -> Tensor:
         m = self.norm(x + attention(x if self.input_norm is None else self.input_norm(x)))
@@ -100,8 +100,8 @@ class NormFormer(BlockRule):
     in_attention = {"head_scale": True}  # noqa: RUF012
     in_feed_forward = {"inner_norm": True}  # noqa: RUF012
 
-    def __init__(self, norm: Norm, *, index: int = 1, total: int = 1):
-        super().__init__(norm)
+    def __init__(self, norm: Norm, **place: Any):
+        super().__init__(norm, **place)
         self.output_norm, self.feed_forward_norm = norm(), norm()
         self.gain = Parameter(np.ones(self.norm.d_model, np.float32))
 
@@ -121,14 +121,15 @@ class DLCL(BlockRule):
     (Wang et al. 2019, Learning deep Transformer models for machine translation, code)
     """
 
-    streams = "b + 1"
+    remembers = True
     first_norm = True
     final_norm = True
 
-    def __init__(self, norm: Norm, *, index: int = 1, total: int = 1):
-        super().__init__(norm)
+    def __init__(self, norm: Norm, **place: Any):
+        super().__init__(norm, **place)
         self.feed_forward_norm, self.output_norm = norm(), norm()
-        self.weights = [Parameter(np.full(1, 1 / (index + 1), "f4")) for _ in range(index + 1)]
+        count = self.place.block + 1
+        self.weights = [Parameter(np.full(1, 1 / count, np.float32)) for _ in range(count)]
 
     def forward(self, stream: Any, attention: Sublayer, feed_forward: Sublayer) -> Any:
         x, history = stream
@@ -187,13 +188,14 @@ class SiameseNorm(ResiDual):
     c is the number of the block. p and q both start as the embedding; the stack returns
     p + norm(q).
 
-    (Li et al. 2026, SiameseNorm; 2nd-hand, after a digest; in the released code c is twice that)
+    (Li et al. 2026, SiameseNorm; rule as quoted by others; not read in the paper; in the released
+    code c is twice that)
     """
 
-    def __init__(self, branch: Any, norm: Norm, *, index: int = 1, total: int = 1):
-        super().__init__(branch, norm)
+    def __init__(self, branch: Any, norm: Norm, **place: Any):
+        super().__init__(branch, norm, **place)
         self.sum_norm, self.input_norm = norm(), norm()
-        self.scale = 1 / math.sqrt((index + 1) // 2)
+        self.scale = 1 / math.sqrt(self.place.block)
 
     def forward(self, stream: Any) -> Any:
         p, q = stream
@@ -213,10 +215,10 @@ class HyperConnections(Residual):
     streams: ClassVar[int] = 4
     final_norm = True
 
-    def __init__(self, branch: Any, norm: Norm, *, index: int = 1, total: int = 1):
-        super().__init__(branch, norm)
+    def __init__(self, branch: Any, norm: Norm, **place: Any):
+        super().__init__(branch, norm, **place)
         eye = np.eye(self.streams, dtype=np.float32)
-        self.read = Parameter(eye[index % self.streams])
+        self.read = Parameter(eye[self.place.index % self.streams])
         self.mix = Parameter(eye)
         self.write = Parameter(np.ones((self.streams, 1), np.float32))
 

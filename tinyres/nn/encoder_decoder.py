@@ -53,19 +53,15 @@ class TransformerEncoderDecoder(Module):
         expect.size("TransformerEncoderDecoder: blocks", blocks)
         above = blocks if decoder_blocks is None else decoder_blocks
         expect.size("TransformerEncoderDecoder: decoder_blocks", above)
-        rules = placement_class(placement).for_encoder_decoder(blocks, above)
+        gain = placement_class(placement).embedding_gain(blocks)
         self.token = Embedding(vocab, d_model, rng=rng)
         self.position = Embedding(context, d_model, rng=rng)
         self.token.weight.data *= d_model**-0.5
         for table in (self.token, self.position):
-            table.weight.data *= rules[0].embedding_gain(blocks)
-        shape = d_model, heads
-        self.encoder = TransformerStack(
-            *shape, blocks, d_ff, placement=rules[0], rng=rng, **options
-        )
-        self.decoder = TransformerStack(
-            *shape, above, d_ff, placement=rules[1], rng=rng, causal=True, cross=True, **options
-        )
+            table.weight.data *= gain
+        shape, options = (d_model, heads), {**options, "placement": placement, "rng": rng}
+        self.encoder = TransformerStack(*shape, blocks, d_ff, decoder_blocks=above, **options)
+        self.decoder = TransformerStack(*shape, above, d_ff, causal=True, cross=True, **options)
         self.head: Module = TiedHead(self.token.weight) if tied else Linear(d_model, vocab, rng=rng)
 
     def forward(self, source: Any, target: Any) -> Tensor:

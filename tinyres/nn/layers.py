@@ -130,7 +130,6 @@ class DynamicTanh(Module):
     """gamma * tanh(a x) + beta: in the place of a norm, without a mean or a variance.
 
     a is one number, learned from `alpha` on (Zhu et al. 2025, Transformers without normalization).
-    `eps` is there because norms have one, and does nothing.
 
     >>> DynamicTanh(2)(Tensor([0.0, 2.0])).detach()
     Tensor([0.     0.7616])
@@ -139,7 +138,7 @@ class DynamicTanh(Module):
     level = 2
     role = "norm"
 
-    def __init__(self, d_model: int, *, alpha: float = 0.5, eps: float = 0.0):
+    def __init__(self, d_model: int, *, alpha: float = 0.5):
         self.d_model = d_model = expect.size("DynamicTanh: d_model", d_model)
         alpha = expect.number("DynamicTanh: alpha", alpha)
         self.alpha = Parameter(np.full(1, alpha, np.float32))

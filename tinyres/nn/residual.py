@@ -6,16 +6,41 @@ are in `sublayer_rules.py` and `block_rules.py`, and `placements.py` lists all b
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
 
-from tinyres import expect
+from tinyres import expect, fused
 from tinyres.nn.module import Module
 from tinyres.tensor import Tensor
 
-# What the branch that is running gets beside x: the memory that cross-attention attends to.
+Norm: TypeAlias = Callable[[], Module]  # makes a norm
+
+# What the sublayer that is running gets beside x: the memory that it attends to, and the mask.
+# A rule is one line of x and F(x) that knows nothing of either, so they go past `forward`, from
+# `__call__` to `sublayer`. They can't be attributes: threads that share a model would mix them up.
 BESIDE: ContextVar[tuple[Any, ...]] = ContextVar("tinyres_beside", default=())
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a sublayer stands: number `index` of `total`, in block `block` of `blocks`, from 1.
+
+    `cross`: it attends to a memory, so that blocks have three sublayers instead of two.
+    `decoder_blocks`: those of the decoder beside the encoder that it stands in, 0 without one.
+
+    >>> Place(index=4, total=6, block=2, blocks=2).cross
+    False
+    """
+
+    index: int = 1
+    total: int = 1
+    block: int = 1
+    blocks: int = 1
+    cross: bool = False
+    decoder_blocks: int = 0
 
 
 class Placement(Module):
@@ -25,12 +50,13 @@ class Placement(Module):
     """
 
     level = -1
-    streams: ClassVar[int | str] = 1
+    streams: ClassVar[int] = 1
+    remembers: ClassVar[bool] = False  # whether a block needs what all blocks below returned
     first_norm: ClassVar[bool] = False  # whether the stack begins with a norm
     final_norm: ClassVar[bool] = False  # whether it ends in one
-    norm_class: ClassVar[Callable[..., Module] | None] = None  # in place of the stack's norm
     in_attention: ClassVar[Mapping[str, Any]] = {}  # options of MultiHeadAttention
     in_feed_forward: ClassVar[Mapping[str, Any]] = {}  # options of FeedForward
+    place: Place = Place()
 
     @classmethod
     def begin(cls, x: Tensor, norm: Any) -> Any:
@@ -48,15 +74,13 @@ class Placement(Module):
         return stream
 
     @classmethod
-    def profile(cls, sublayers: Iterable[Any], x: Tensor) -> None:
-        """Set the constants that are measured on a batch; most rules have none."""
+    def norm_of(cls, kind: Callable[..., Module], eps: float) -> Callable[[int], Module]:
+        """What makes a norm of a given width: of the `kind` asked for, if the rule has none."""
+        return functools.partial(kind, eps=eps)
 
     @classmethod
-    def for_encoder_decoder(
-        cls, blocks: int, decoder_blocks: int
-    ) -> tuple[type[Placement], type[Placement]]:
-        """The rules of an encoder and of the decoder beside it; most are the same in both."""
-        return cls, cls
+    def profile(cls, sublayers: Iterable[Any], x: Tensor, memory: Any = None) -> None:
+        """Set the constants that are measured on a batch; most rules have none."""
 
     @classmethod
     def embedding_gain(cls, blocks: int) -> float:
@@ -68,21 +92,25 @@ class Residual(Placement):
     """A sublayer F (attention or feed-forward) with what stands round it.
 
     A placement of your own is a subclass that writes `forward` with `self.sublayer` and
-    `self.norm`. `norm` makes a norm: call it again where the rule needs a second one. `index` is
-    the number l of this sublayer in the stack, from 1, and `total` how many there are: the
-    constants of many published rules depend on them.
+    `self.norm`. `norm` makes a norm: call it again where the rule needs a second one. The
+    keywords `place` (of `Place`) say where in the stack it stands; `self.place` has them.
 
     >>> class Halved(Residual):
     ...     def forward(self, x):
     ...         return x + 0.5 * self.sublayer(self.norm(x))
     """
 
-    def __init__(self, branch: Any, norm: Callable[[], Module], *, index: int = 1, total: int = 1):
+    def __init__(self, branch: Any, norm: Norm, **place: Any):
         self.norm: Any = expect.function("Residual: norm", norm)()
         self.branch = expect.function("Residual: branch", branch)
+        self.place = Place(**place)
 
-    def __call__(self, stream: Any, *beside: Any) -> Any:
-        token = BESIDE.set(beside)
+    def __call__(self, stream: Any, memory: Any = None, mask: Any = None) -> Any:
+        if self.place.cross and memory is None:
+            raise ValueError(
+                f"{type(self).__name__}: got no memory, but its sublayer attends to one: give it"
+            )
+        token = BESIDE.set(() if memory is None and mask is None else (memory, mask))
         try:
             return super().__call__(stream)
         finally:
@@ -103,11 +131,16 @@ class Residual(Placement):
 class BlockRule(Placement):
     """A placement whose rule is that of a whole block: `forward(stream, attention, feed_forward)`.
 
-    `index` is the number of the block, from 1, and `total` how many there are.
+    It is told which block of how many it is (`self.place`).
+
+    >>> class Parallel(BlockRule):
+    ...     def forward(self, x, attention, feed_forward):
+    ...         return x + attention(self.norm(x)) + feed_forward(self.norm(x))
     """
 
-    def __init__(self, norm: Callable[[], Module], *, index: int = 1, total: int = 1):
+    def __init__(self, norm: Norm, **place: Any):
         self.norm: Any = expect.function("BlockRule: norm", norm)()
+        self.place = Place(**place)
 
 
 class Branch(Module):
@@ -125,19 +158,16 @@ class Branch(Module):
 def checked(branch: Any, x: Tensor, *beside: Any) -> Tensor:
     """branch(x), which must have the shape of x."""
     fx: Tensor = branch(x, *beside)
-    if fx.shape != x.shape:
-        raise ValueError(
-            f"residual: F(x) has shape {fx.shape} but x has {x.shape}: "
-            "the branch must return what it was given"
-        )
+    fused.same_shape(x, fx)
     return fx
 
 
 class WithoutNorm(Residual):
     """A placement that has no norm at all."""
 
-    def __init__(self, branch: Any, norm: Callable[[], Module], **_: int):
+    def __init__(self, branch: Any, norm: Norm, **place: Any):
         self.branch = expect.function("Residual: branch", branch)
+        self.place = Place(**place)
 
 
 class Plain(WithoutNorm):

@@ -2,8 +2,8 @@
 
 The docstrings have one form, from which `python -m demos.placements` makes its table: the rule and
 what it does; constants and initial values, if there are any; the source in parentheses. x is the
-stream, F the sublayer, l its number in the stack from 1, N the number of blocks. Where a paper
-counts blocks, a block is taken to have two sublayers.
+stream, F the sublayer, l its number in the stack from 1, N the number of blocks. 2N is the number
+of sublayers: with cross-attention it is 3N.
 """
 
 from __future__ import annotations
@@ -19,16 +19,8 @@ from tinyres import ops
 from tinyres.context import no_grad
 from tinyres.nn.layers import DynamicTanh, RMSNorm
 from tinyres.nn.module import Module, Parameter
-from tinyres.nn.residual import OnlyResidual, PostLN, PreLN, Residual
+from tinyres.nn.residual import Norm, OnlyResidual, PostLN, PreLN, Residual
 from tinyres.tensor import Tensor
-
-Norm = Callable[[], Module]
-
-
-def block_of(index: int) -> int:
-    """The number of the block that sublayer `index` belongs to; both from 1."""
-    return (index + 1) // 2
-
 
 # ---------------------------------------------------------------- Pre-LN and its scalings
 
@@ -42,22 +34,22 @@ class ScaledInit(PreLN):
     (Radford et al. 2019, GPT-2, sec. 2.3)
     """
 
-    def __init__(self, branch: Any, norm: Norm, *, index: int = 1, total: int = 1):
-        super().__init__(branch, norm)
-        self.scale_matrices(total**-0.5, "out", "down")
+    def __init__(self, branch: Any, norm: Norm, **place: Any):
+        super().__init__(branch, norm, **place)
+        self.scale_matrices(self.place.total**-0.5, "out", "down")
 
 
 class LayerNormScaling(PreLN):
-    """y = x + F(norm(x) / sqrt(b)): deep blocks see less, so that the stream grows as log(depth).
+    """y = x + F(norm(x) / sqrt(b)): deep blocks see less, so that the stream grows slowly.
 
-    b is the number of the block, the same for both of its sublayers.
+    Its variance grows as log(depth). b is the number of the block, for all of its sublayers.
 
     (Sun et al. 2025, The curse of depth in large language models, and code)
     """
 
-    def __init__(self, branch: Any, norm: Norm, *, index: int = 1, total: int = 1):
-        super().__init__(branch, norm)
-        self.scale = block_of(index) ** -0.5
+    def __init__(self, branch: Any, norm: Norm, **place: Any):
+        super().__init__(branch, norm, **place)
+        self.scale = self.place.block**-0.5
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.sublayer(self.scale * self.norm(x))
@@ -68,15 +60,15 @@ class DepthMuP(PreLN):
 
     N_0 = 1 (`base_blocks`): the depth whose learning rate is to be kept.
 
-    (Yang et al. 2023, depth-muP; 2nd-hand, after code)
+    (Yang et al. 2023, depth-muP; rule as quoted by others; not read in the paper)
     """
 
     base_blocks: ClassVar[float] = 1
     exponent: ClassVar[float] = -0.5
 
-    def __init__(self, branch: Any, norm: Norm, *, index: int = 1, total: int = 1):
-        super().__init__(branch, norm)
-        self.scale = (total / 2 / self.base_blocks) ** self.exponent
+    def __init__(self, branch: Any, norm: Norm, **place: Any):
+        super().__init__(branch, norm, **place)
+        self.scale = (self.place.blocks / self.base_blocks) ** self.exponent
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.scale * self.sublayer(self.norm(x))
@@ -87,7 +79,7 @@ class CompleteP(DepthMuP):
 
     N_0 = 1 (`base_blocks`): the depth whose learning rate is to be kept.
 
-    (Dey et al. 2025, CompleteP; 2nd-hand, after code)
+    (Dey et al. 2025, CompleteP; rule as quoted by others; not read in the paper)
     """
 
     exponent = -1
@@ -98,12 +90,13 @@ class LayerScale(PreLN):
 
     lambda starts at 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond.
 
-    (Touvron et al. 2021, CaiT; from memory)
+    (Touvron et al. 2021, CaiT: LayerScale; rule as quoted by others; not read in the paper)
     """
 
-    def __init__(self, branch: Any, norm: Norm, *, index: int = 1, total: int = 1):
-        super().__init__(branch, norm)
-        start = 0.1 if total <= 2 * 18 else 1e-5 if total <= 2 * 24 else 1e-6
+    def __init__(self, branch: Any, norm: Norm, **place: Any):
+        super().__init__(branch, norm, **place)
+        blocks = self.place.blocks
+        start = 0.1 if blocks <= 18 else 1e-5 if blocks <= 24 else 1e-6
         self.gain = Parameter(np.full(self.norm.d_model, start, np.float32))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -118,7 +111,9 @@ class DyT(PreLN):
     (Zhu et al. 2025, Transformers without normalization, code)
     """
 
-    norm_class = DynamicTanh
+    @classmethod
+    def norm_of(cls, kind: Callable[..., Module], eps: float) -> Callable[[int], Module]:
+        return DynamicTanh  # which has no eps: nothing is divided
 
 
 class OutputNorm(Residual):
@@ -152,8 +147,8 @@ class Sandwich(Residual):
 
     final_norm = True
 
-    def __init__(self, branch: Any, norm: Norm, *, index: int = 1, total: int = 1):
-        super().__init__(branch, norm)
+    def __init__(self, branch: Any, norm: Norm, **place: Any):
+        super().__init__(branch, norm, **place)
         self.output_norm = norm()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -163,7 +158,7 @@ class Sandwich(Residual):
 class PeriLN(Sandwich):
     """y = x + norm(F(norm(x))): as Sandwich, and the stream starts normalised, too.
 
-    (Kim et al. 2025, Peri-LN; Gemma 2; 2nd-hand)
+    (Kim et al. 2025, Peri-LN; Gemma 2; rule as quoted by others; not read in the paper)
     """
 
     first_norm = True
@@ -182,24 +177,16 @@ class DeepNorm(Residual):
     (Wang et al. 2022, DeepNet)
     """
 
-    constants: ClassVar[tuple[float, float] | None] = None
-
-    def __init__(self, branch: Any, norm: Norm, *, index: int = 1, total: int = 1):
-        super().__init__(branch, norm)
-        # With `total` = 2N or, with cross-attention, 3M sublayers these are the paper's.
-        alpha, beta = self.constants or (total**0.25, (4 * total) ** -0.25)
-        self.alpha: float = alpha
+    def __init__(self, branch: Any, norm: Norm, **place: Any):
+        super().__init__(branch, norm, **place)
+        n, m, total = self.place.blocks, self.place.decoder_blocks, self.place.total
+        self.alpha, beta = total**0.25, (4 * total) ** -0.25
+        if m:  # total is 2N, in a decoder 3M; only an encoder has to know both
+            self.alpha, beta = 0.81 * (n**4 * m) ** (1 / 16), 0.87 * (n**4 * m) ** (-1 / 16)
         self.scale_matrices(beta, "value", "out", "up", "down")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.alpha * x + self.sublayer(x))
-
-    @classmethod
-    def for_encoder_decoder(
-        cls, blocks: int, decoder_blocks: int
-    ) -> tuple[type[Residual], type[Residual]]:
-        depth = (blocks**4 * decoder_blocks) ** (1 / 16)
-        return type("DeepNorm", (cls,), {"constants": (0.81 * depth, 0.87 / depth)}), cls
 
 
 class PostLNInit(PostLN):
@@ -210,9 +197,9 @@ class PostLNInit(PostLN):
     (Wang et al. 2022, DeepNet: Post-LN-init)
     """
 
-    def __init__(self, branch: Any, norm: Norm, *, index: int = 1, total: int = 1):
-        super().__init__(branch, norm)
-        self.scale_matrices(1 / (block_of(total) - block_of(index) + 1))
+    def __init__(self, branch: Any, norm: Norm, **place: Any):
+        super().__init__(branch, norm, **place)
+        self.scale_matrices(1 / (self.place.blocks - self.place.block + 1))
 
 
 class Admin(Residual):
@@ -224,8 +211,8 @@ class Admin(Residual):
     (Liu et al. 2020, Admin, code)
     """
 
-    def __init__(self, branch: Any, norm: Norm, *, index: int = 1, total: int = 1):
-        super().__init__(branch, norm)
+    def __init__(self, branch: Any, norm: Norm, **place: Any):
+        super().__init__(branch, norm, **place)
         self.omega = Parameter(np.ones(self.norm.d_model, np.float32))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -233,13 +220,15 @@ class Admin(Residual):
 
     @classmethod
     @no_grad()
-    def profile(cls, sublayers: Iterable[Admin], x: Tensor) -> None:
+    def profile(cls, sublayers: Iterable[Admin], x: Tensor, memory: Any = None) -> None:
         omega = 1.0
         for layer in sublayers:
-            layer.omega.data[...] = omega
-            variances = (omega * x).data.var(), layer.sublayer(x).data.var()
-            omega = math.sqrt(sum(variances))
-            x = layer(x)
+            beside = (memory,) if layer.place.cross else ()
+            layer.omega.data = np.full_like(layer.omega.data, omega)
+            y = layer(x, *beside)
+            parts = omega * x, layer.branch(x, *beside)
+            omega = math.sqrt(sum(part.data.var(dtype=np.float64) for part in parts))
+            x = y
 
 
 class AdminTorch(Residual):
@@ -250,9 +239,9 @@ class AdminTorch(Residual):
     (Liu et al. 2020, code of admin-torch)
     """
 
-    def __init__(self, branch: Any, norm: Norm, *, index: int = 1, total: int = 1):
-        super().__init__(branch, norm)
-        self.omega = self.constant(total)
+    def __init__(self, branch: Any, norm: Norm, **place: Any):
+        super().__init__(branch, norm, **place)
+        self.omega = self.constant(self.place.total)
 
     @staticmethod
     def constant(n: int) -> float:
@@ -279,15 +268,15 @@ class Keel(Residual):
     """y = norm(alpha x + F(norm(x))): a Post-LN whose skip path hardly shrinks what it carries.
 
     alpha = 2N, the number of sublayers. The first sublayer has no outer norm, and neither it nor
-    the second has alpha.
+    the second has alpha. In the paper norms have gains only; here they are those of the stack.
 
     (Chen and Wei 2026, Keel)
     """
 
-    def __init__(self, branch: Any, norm: Norm, *, index: int = 1, total: int = 1):
-        super().__init__(branch, norm)
-        self.alpha = total if index > 2 else 1
-        self.outer_norm = norm() if index > 1 else _unchanged
+    def __init__(self, branch: Any, norm: Norm, **place: Any):
+        super().__init__(branch, norm, **place)
+        self.alpha = self.place.total if self.place.index > 2 else 1
+        self.outer_norm = norm() if self.place.index > 1 else _unchanged
 
     def forward(self, x: Tensor) -> Tensor:
         return self.outer_norm(self.alpha * x + self.sublayer(self.norm(x)))
@@ -308,12 +297,14 @@ class MixLN(Residual):
     final_norm = True
     post_share: ClassVar[float] = 0.25
 
-    def __init__(self, branch: Any, norm: Norm, *, index: int = 1, total: int = 1):
-        super().__init__(branch, norm)
-        self.rule = PostLN if block_of(index) <= self.post_share * block_of(total) else PreLN
+    def __init__(self, branch: Any, norm: Norm, **place: Any):
+        super().__init__(branch, norm, **place)
+        self.post = self.place.block <= self.post_share * self.place.blocks
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.rule.forward(self, x)  # type: ignore[arg-type]
+        if self.post:
+            return self.norm(x + self.sublayer(x))
+        return x + self.sublayer(self.norm(x))
 
 
 class NGPT(Residual):
@@ -323,18 +314,21 @@ class NGPT(Residual):
     paper. a starts at 0.05, one number a feature. The paper's normalised matrices are not part of
     the rule.
 
-    (Loshchilov et al. 2024, nGPT; 2nd-hand, after code)
+    (Loshchilov et al. 2024, nGPT; rule as quoted by others; not read in the paper)
     """
 
     first_norm = True
-    norm_class = functools.partial(RMSNorm, affine=False)
 
-    def __init__(self, branch: Any, norm: Norm, *, index: int = 1, total: int = 1):
-        super().__init__(branch, norm)
+    def __init__(self, branch: Any, norm: Norm, **place: Any):
+        super().__init__(branch, norm, **place)
         self.step = Parameter(np.full(self.norm.d_model, 0.05, np.float32))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x + _absolute(self.step) * (self.norm(self.sublayer(x)) - x))
+
+    @classmethod
+    def norm_of(cls, kind: Callable[..., Module], eps: float) -> Callable[[int], Module]:
+        return functools.partial(RMSNorm, eps=eps, affine=False)
 
 
 def _absolute(a: Tensor) -> Tensor:
@@ -353,19 +347,13 @@ class TFixup(OnlyResidual):
     (Huang et al. 2020, T-Fixup, code)
     """
 
-    gain: ClassVar[float | None] = None
-
-    def __init__(self, branch: Any, norm: Norm, *, index: int = 1, total: int = 1):
-        super().__init__(branch, norm)
-        gain = self.gain or 0.67 * block_of(total) ** -0.25
+    def __init__(self, branch: Any, norm: Norm, **place: Any):
+        super().__init__(branch, norm, **place)
+        blocks, total = self.place.blocks, self.place.total
+        in_decoder = total > 2 * blocks
+        gain = (9 * blocks) ** -0.25 if in_decoder else 0.67 * blocks**-0.25
         self.scale_matrices(gain, "value", "out", "up", "down")
 
     @classmethod
     def embedding_gain(cls, blocks: int) -> float:
         return (9 * blocks) ** -0.25
-
-    @classmethod
-    def for_encoder_decoder(
-        cls, blocks: int, decoder_blocks: int
-    ) -> tuple[type[Residual], type[Residual]]:
-        return cls, type("TFixup", (cls,), {"gain": (9 * decoder_blocks) ** -0.25})

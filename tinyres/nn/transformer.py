@@ -33,10 +33,10 @@ NORMS: dict[str, Any] = {"layer": LayerNorm, "rms": RMSNorm}
 class TransformerBlock(Module):
     """Attention, then feed-forward, each with its norm and its addition.
 
-    `placement` is a name in `PLACEMENTS` or a class; `first` and `total` count the sublayers of
-    the stack. With `cross` it is the block of a decoder, `block(x, memory)`: between the two
-    stands attention to the memory (B, S, d_model). `block(x, None, mask)` keeps tokens from
-    attending to others (`attention`).
+    `placement` is a name in `PLACEMENTS` or a class; it is told that this is block `block` of
+    `blocks`, and of an encoder also the `decoder_blocks` beside it. With `cross` it is the block
+    of a decoder, `block(x, memory)`: between the two stands attention to the memory
+    (B, S, d_model). `block(x, mask=mask)` keeps tokens from attending to others (`attention`).
 
     >>> TransformerBlock(8, heads=2, rng=0)(Tensor(np.ones((1, 5, 8)), dtype="f4")).shape
     (1, 5, 8)
@@ -58,8 +58,9 @@ class TransformerBlock(Module):
         eps: float = 1e-5,
         dropout: float = 0.0,
         rng: Seed = None,
-        first: int = 1,
-        total: int = 2,
+        block: int = 1,
+        blocks: int = 1,
+        decoder_blocks: int = 0,
     ):
         rng = expect.generator("TransformerBlock", rng)
         d_model = expect.size("TransformerBlock: d_model", d_model)
@@ -74,26 +75,28 @@ class TransformerBlock(Module):
             )
         norm_of = norm_factory(rule, norm, eps)
         make_norm = functools.partial(norm_of, d_model)
-        index = itertools.count(first)
+        each = 3 if cross else 2
+        index = itertools.count(each * (block - 1) + 1)
+        place = {"block": block, "blocks": blocks, "decoder_blocks": decoder_blocks}
 
-        def placed(branch: Module) -> Module:
+        def placed(branch: Module, cross: bool = False) -> Module:
             branch = WithDropout(branch, Dropout(dropout, rng=rng)) if dropout else branch
             if by_block:
                 return Branch(branch)
-            return rule(branch, make_norm, index=next(index), total=total)
+            where = {**place, "index": next(index), "total": each * blocks, "cross": cross}
+            return rule(branch, make_norm, **where)
 
-        def attention(causal: bool) -> Module:
+        def attention(causal: bool, cross: bool = False) -> Module:
             options = {"norm": norm_of, "rng": rng, **rule.in_attention}
-            return placed(MultiHeadAttention(d_model, heads, causal=causal, **options))
+            return placed(MultiHeadAttention(d_model, heads, causal=causal, **options), cross)
 
         options = {"norm": norm_of, "rng": rng, **rule.in_feed_forward}
         self.attention: Any = attention(causal)
-        self.cross_attention: Any = attention(causal=False) if cross else None
+        self.cross_attention: Any = attention(causal=False, cross=True) if cross else None
         self.feed_forward: Any = placed(
             FeedForward(d_model, d_ff, activation=activation, **options)
         )
-        block = {"index": (first + 1) // 2, "total": total // 2}
-        self.rule = rule(make_norm, **block) if by_block else None
+        self.rule = rule(make_norm, **place) if by_block else None
 
     def forward(self, stream: Any, memory: Any = None, mask: Any = None) -> Any:
         if (memory is None) != (self.cross_attention is None):
@@ -106,7 +109,7 @@ class TransformerBlock(Module):
             return self.rule(stream, self.attention, self.feed_forward)
         if self.rule is not None:
             raise ValueError(f"TransformerBlock: {type(self.rule).__name__} hands no mask on")
-        stream = self.attention(stream) if mask is None else self.attention(stream, None, mask)
+        stream = self.attention(stream, mask=mask)
         if self.cross_attention is not None:
             stream = self.cross_attention(stream, memory)
         return self.feed_forward(stream)
@@ -128,9 +131,9 @@ class WithDropout(Sequential):
 class TransformerStack(Module):
     """`blocks` blocks on top of each other, and a final norm where the placement asks for one.
 
-    x (B, T, d_model) -> (B, T, d_model). Further arguments are those of TransformerBlock. The
-    stack is `end(block(... block(begin(x))))`; what runs from block to block is x or, for some
-    placements, several tensors.
+    x (B, T, d_model) -> (B, T, d_model). Further arguments are those of TransformerBlock, also of
+    the call: `stack(x, memory, mask)`. The stack is `end(block(... block(begin(x))))`; what runs
+    from block to block is x or, for some placements, several tensors.
 
     >>> stack = TransformerStack(8, heads=2, blocks=3, placement="post", rng=0)
     >>> stack(np.ones((1, 5, 8), np.float32)).shape
@@ -152,21 +155,19 @@ class TransformerStack(Module):
     ):
         blocks = expect.size("TransformerStack: blocks", blocks)
         rng = expect.generator("TransformerStack", rng)
-        each = 3 if options.get("cross") else 2
-        options = dict(options, placement=placement, rng=rng, total=each * blocks)
+        options = dict(options, placement=placement, rng=rng, blocks=blocks)
         self.placement = placement_class(placement)
         self.blocks = [
-            TransformerBlock(d_model, heads, d_ff, first=each * i + 1, **options)
-            for i in range(blocks)
+            TransformerBlock(d_model, heads, d_ff, block=i + 1, **options) for i in range(blocks)
         ]
         norm = norm_factory(self.placement, options.get("norm", "layer"), options.get("eps", 1e-5))
         self.first_norm = norm(d_model) if self.placement.first_norm else None
         self.final_norm = norm(d_model) if self.placement.final_norm else None
 
-    def forward(self, x: Any, *memory: Any) -> Tensor:
+    def forward(self, x: Any, memory: Any = None, mask: Any = None) -> Tensor:
         stream = self.begin(x if isinstance(x, Tensor) else Tensor(x))
         for block in self.blocks:
-            stream = block(stream, *memory)
+            stream = block(stream, memory, mask)
         return self.end(stream)
 
     def begin(self, x: Tensor) -> Any:
@@ -177,9 +178,9 @@ class TransformerStack(Module):
         """What the stack returns, from the stream above the last block."""
         return self.placement.end(stream, self.final_norm)
 
-    def profile(self, x: Tensor) -> None:
+    def profile(self, x: Tensor, memory: Any = None) -> None:
         """Set the constants that a placement measures on a batch (Admin); most have none."""
-        self.placement.profile([s for block in self.blocks for s in block.sublayers()], x)
+        self.placement.profile([s for block in self.blocks for s in block.sublayers()], x, memory)
 
     def extra(self) -> str:
         return f"{len(self.blocks)} blocks"
@@ -187,8 +188,8 @@ class TransformerStack(Module):
 
 def norm_factory(rule: type[Placement], norm: str, eps: float) -> Callable[[int], Module]:
     """What makes a norm of a given width: the rule's own kind, or the one of this name."""
-    named = expect.one_of("norm", norm, NORMS)
-    return functools.partial(rule.norm_class or named, eps=eps)
+    eps = expect.number("norm: eps", eps, 0)
+    return rule.norm_of(expect.one_of("norm", norm, NORMS), eps)
 
 
 class TiedHead(Module):

@@ -83,7 +83,7 @@ def ablation(model: TransformerLM, batch: Batch) -> Array:
     The stream passes by the block unchanged (Veit et al. 2016, sec. 4.1).
     """
     tokens, targets = given(model, batch)
-    if not isinstance(model.stack.placement.streams, int):
+    if model.stack.placement.remembers:
         raise ValueError(
             f"ablation: in {model.stack.placement.__name__} each block needs what all before it "
             "returned, so that none can be left out"
