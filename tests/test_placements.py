@@ -328,12 +328,12 @@ def test_a_squashing_function_has_no_eps():
 
 
 def test_admin_measures_a_stream_far_from_0():
-    far = tr.Tensor(1e6 + np.random.default_rng(3).normal(size=(4, 64, D)), dtype="f4")
+    far = tr.Tensor(1e7 / 3 + np.random.default_rng(3).normal(size=(4, 64, D)), dtype="f4")
     built = stack("admin")
-    built.profile(far)
     first, second = built.blocks[0].sublayers()
-    expected = sum(a.data.astype("f8").var() for a in (far, first.branch(far)))
-    assert second.omega.data[0] ** 2 == pytest.approx(expected, rel=1e-3)
+    first.branch = lambda x: x * 0.0
+    built.profile(far)
+    assert second.omega.data[0] ** 2 == pytest.approx(far.data.astype("f8").var(), rel=1e-3)
 
 
 def test_norms_and_gains_inside_attention_and_feed_forward():
