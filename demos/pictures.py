@@ -131,7 +131,7 @@ def token_collapse(lab: Lab, out: Path, blocks: int = 24) -> plots.Picture:
     title = "Token collapse: how different are two tokens of a sequence?"
     course = inside.mechanism(lab)
     with matplotlib.rc_context(plots.STYLE):
-        figure, (depth, steps) = panels((3.2, 3.2), 3.6, gap=1.35)
+        figure, (depth, steps) = panels((3.2, 3.2), 3.6, gap=1.6)
         figure.text(0.07, 0.94, title, fontsize=13, color=ink("ink"))
         figure.text(0.07, 0.885, "1 - cosine, averaged; 0 is all tokens the same.",
                     color=ink("muted"))  # fmt: skip
@@ -179,11 +179,11 @@ def training_contrast(lab: Lab, out: Path) -> plots.Picture:
     order = sorted(finals, key=lambda rule: float(np.median(finals[rule])), reverse=True)
     levels = training.text_levels()
     unigram = levels[0][1]
-    worst = unigram + 0.55
+    worst = unigram + 0.3
     with matplotlib.rc_context(plots.STYLE):
         height = 1.5 + 0.2 * len(order)
         figure = Figure(figsize=(7.2, height))
-        ax = figure.add_axes((0.2, 0.55 / height, 0.76, 1 - 1.5 / height))
+        ax = figure.add_axes((0.23, 0.55 / height, 0.73, 1 - 1.5 / height))
         figure.text(0.03, 1 - 0.32 / height, title, fontsize=13, color=ink("ink"))
         setting = CONTRAST["pre"][0].setting
         figure.text(0.03, 1 - 0.56 / height, f"Identical rate for all ({setting.lr:g}), not tuned: "
@@ -204,10 +204,9 @@ def training_contrast(lab: Lab, out: Path) -> plots.Picture:
         ax.grid(axis="x")
         ax.set_axisbelow(True)
         ax.set_ylim(-0.7, len(order) - 0.4)
-        ax.set_xlabel(f"training loss in nats, mean of the last 20 of {setting.steps} steps; a dot "
-                      "a seed; > beyond the edge")  # fmt: skip
+        ax.set_xlabel(f"loss of the last 20 of {setting.steps} steps, in nats; a dot a seed")
         stuck = [rule for rule in order if np.median(finals[rule]) > unigram - 0.15]
-        words = f"Final loss by placement, lowest first at the bottom. Stuck: {', '.join(stuck)}."
+        words = f"Final loss by placement, the lowest at the top. Stuck: {', '.join(stuck)}."
         return plots.saved(figure, out, "training-contrast", title=title, words=words)
 
 
