@@ -223,6 +223,22 @@ def test_a_branch_leaves_and_comes_back_at_right_angles(engine):
         del model
 
 
+@pytest.mark.parametrize("engine", ENGINES, ids=[Path(e).name for e in ENGINES])
+def test_a_way_back_that_another_branch_would_cross_is_not_level(engine):
+    """Two experts under one gate: the second one's path begins in the branch of the first."""
+    x = tr.Tensor(np.ones((3, 4), np.float32), requires_grad=True)
+    gate, first, second = (nn.Linear(4, 4, rng=i) for i in range(3))
+    weights = tr.softmax(gate(x))
+    y = x + weights[:, 0:1] * first(x) + weights[:, 1:2] * second(x)
+    source = tr.draw(y, depth=2).source
+    places = positions(source, engine)
+    levels = {name: round(y, 2) for name, (_, y) in places.items()}
+    adds = re.findall(r"(n\d+) \[.*class=add ", source)
+    products = re.findall(r'(n\d+) \[label="\*" ', source)
+    assert len(adds) == len(products) == 2
+    assert max(levels[n] for n in products) < min(levels[n] for n in adds)
+
+
 def test_with_one_engine_only_that_is_said(record_property):
     record_property("layout engines", ", ".join(Path(e).name for e in ENGINES))
     assert any(Path(e).name.startswith("graphviz-pure") for e in ENGINES)

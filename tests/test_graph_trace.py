@@ -178,6 +178,14 @@ def test_a_module_that_is_called_twice_is_one_module():
     assert "Linear 2 > 2 (call 2)" in tr.draw(layer(layer(np.ones((1, 2), "f4"))), depth=0).source
 
 
+def test_an_operator_says_on_which_side_a_constant_stands():
+    x = leaf([1.0, 2.0])
+    values = {"constant -": 1 - x, "constant /": 1 / x, "- constant": x - np.ones(2),
+              "+ 1": 1 + x, "* 2": 2 * x, "- sqrt": x - x.sqrt()}  # fmt: skip
+    for label, value in values.items():
+        assert f'label="{label}"' in tr.draw(value).source
+
+
 # ---------------------------------------------------------------- the measured gradient
 
 

@@ -58,13 +58,22 @@ class Joints:
             last = self.last(addition)
             if addition in self.exits:
                 self._same([self.exits[addition], name_of(addition)])
-            elif last is not None and not self.layout.is_main(last):
+            elif last is not None and not self.layout.is_main(last) and not self._escapes(last):
                 self._same([name_of(last), name_of(addition)])
         self._loops()
         for box in range(len(self.layout.view.boxes)):
             if box not in self.layout.taps and len(self.layout.out[box]) > 2:
                 targets = {a.target for a in self.layout.out[box] if not self.layout.on_spine(a)}
                 self._same([name_of(t) for t in sorted(targets) if self._only_from(t, box)])
+
+    def _escapes(self, last: int) -> bool:
+        """Whether a value in a branch is used beyond it, so that the way back may be crossed."""
+        layout = self.layout
+        behind = layout.ancestors[last]
+        inside = [b for b in range(last) if behind >> b & 1 and b not in layout.spine_of]
+        return any(
+            not (behind | 1 << last) >> arrow.target & 1 for b in inside for arrow in layout.out[b]
+        )
 
     def _loops(self) -> None:
         """What hangs on the spine without a skip, such as a norm's statistics, hangs level, too."""

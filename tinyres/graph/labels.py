@@ -138,10 +138,15 @@ class Labels:
         named = [s for s in (right, left) if s.kind == "parameter" and s.name]
         if named:
             return f"{sign} {short_name(named[0].name)}"
+        if sign not in ("+", "*") and _is_constant(left):
+            return f"{left.name or 'constant'} {sign}"
         if sign in ("-", "/") and right.op in ("mean", "max", "sum", "sqrt", "norm"):
             return f"{sign} {right.op}"
-        constant = right.kind == "input" and not right.learned
-        return f"{sign} {right.name or 'constant'}" if constant else sign
+        return f"{sign} {right.name or 'constant'}" if _is_constant(right) else sign
+
+
+def _is_constant(node: Node) -> bool:
+    return node.kind == "input" and not node.learned
 
 
 def _index(index: Any) -> str:
