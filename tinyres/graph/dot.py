@@ -100,7 +100,7 @@ class _Writer:
     def _frame(self, dot: Any, path: tuple[int, ...], todo: dict[Any, Any]) -> None:
         depth = len(path)
         inner = {p[: depth + 1] for p in todo if p[:depth] == path and len(p) > depth}
-        for child in sorted(inner, reverse=not path):
+        for child in sorted(inner, reverse=not path and bool(self.layout.spines)):
             number = child[-1]
             cluster = f"cluster_s{number}" if number >= 0 else f"cluster_side{-number}"
             with dot.subgraph(name=cluster) as frame:
