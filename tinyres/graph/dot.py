@@ -198,7 +198,7 @@ class _Writer:
 
     def _ratio(self, i: int) -> dict[str, str]:
         """The gradient at an addition against that at the top, as a number beside it."""
-        gradient = gradient_at(self.layout, i)
+        gradient = None if self.scale is None else gradient_at(self.layout, i)
         if self.scale is None or gradient is None:
             return {}
         ratio = ratio_text(gradient / self.scale.top) if self.scale.top else "0"

@@ -73,7 +73,8 @@ def draw_pair(
     `titles` names the two, the other options are those of `draw`. Each gradient is compared with
     that at the top of its own stack; the scale widens to what the two need, unless `decades` says.
     """
-    graphs = [_graph(given, options.pop("names", None)) for given in (left, right)]
+    names = options.pop("names", None)
+    graphs = [_graph(given, names) for given in (left, right)]
     if decades is None and all(graph.has_gradient for graph in graphs):
         decades = max(3.0, *(_decades(view(graph, 1)) for graph in graphs))
     first, second = (

@@ -8,6 +8,7 @@ on it: a branch leaves at a *tap* and comes back at a plus.
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 from tinyres.graph.levels import Arrow, View
@@ -37,6 +38,11 @@ class Layout:
         self._find_spines()
         self.next_on_spine = {a: b for spine in self.spines for a, b in itertools.pairwise(spine)}
         self.taps = self._find_taps()
+
+    @functools.cached_property
+    def traced(self) -> list[list[Edge]]:
+        """The edges of the whole graph into each of its nodes."""
+        return self.view.graph.inputs()
 
     # ---- spines
 
@@ -149,7 +155,7 @@ def gradient_at(layout: Layout, box: int) -> float | None:
     stream = layout.view.boxes[box].stream
     ways: list[Arrow] | list[Edge] = layout.into[box]
     if stream is not None:
-        ways = layout.view.edges_into(stream.addition)
+        ways = layout.traced[stream.addition]
     return next((way.gradient for way in ways if way.gradient is not None), None)
 
 

@@ -53,10 +53,6 @@ class View:
     boxes: list[Box]
     arrows: list[Arrow]
 
-    def edges_into(self, node: int) -> list[Edge]:
-        """The traced edges that end at a node."""
-        return [edge for edge in self.graph.edges if edge.target == node]
-
     @property
     def additions(self) -> list[int]:
         """The boxes that are residual additions."""

@@ -291,7 +291,7 @@ class _Scopes:
         number = (
             None if module is None else self._modules.setdefault(id(module), len(self._modules))
         )
-        if module is not None and parent is None:
+        if module is not None and not _inside_a_module(live.parent):
             self._name_parameters(module)
         return Scope(
             len(self.found), parent, name, live.name, getattr(module, "role", ""), live.level,  # type: ignore[arg-type]
@@ -315,3 +315,9 @@ class _Scopes:
             if parameter._node is not None:
                 self.names.setdefault(parameter._node, path)
                 self.parameters.append(parameter)
+
+
+def _inside_a_module(scope: LiveScope | None) -> bool:
+    while scope is not None and scope.owner is None:
+        scope = scope.parent
+    return scope is not None
