@@ -148,6 +148,19 @@ def test_modules_are_called_by_their_path_and_parameters_by_theirs():
     assert names == {name for name, _ in lm.named_parameters()}
 
 
+def test_parameters_keep_their_names_inside_a_scope():
+    layer = tr.nn.Linear(2, 2, rng=0)
+    x = tr.Tensor([[1.0, 2.0]], requires_grad=True)
+    with tr.scope("step"):
+        y = layer(x)
+    kinds = {node.name: node.kind for node in tr.trace(y).nodes if node.name}
+    assert kinds == {"weight": "parameter", "bias": "parameter"}
+    pair = tr.draw_pair(y, y, names={"x": x})
+    assert all(
+        "label=x" in side.source or 'label="x' in side.source for side in (pair.left, pair.right)
+    )
+
+
 def test_levels_that_nobody_gave_follow_from_the_nesting():
     class Inner(nn.Module):
         def forward(self, x):
