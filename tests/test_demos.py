@@ -332,7 +332,7 @@ def test_generate_writes_text_of_the_checkpoint(
     assert capsys.readouterr().out == first
     for wrong, message in {
         (checkpoint, "--prompt", "?"): "never seen '?'",
-        (checkpoint, "--prompt", ""): "empty",
+        (checkpoint, "--prompt", ""): "at least one token",
         (str(tmp_path / "none.npz"),): "train_stacks first",
         (str(words),): "not a whole tinyres state",
     }.items():
