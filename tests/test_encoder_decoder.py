@@ -121,6 +121,8 @@ def test_constants_of_blocks_with_cross_attention(placement):
 
     blocks = nn.TransformerStack(D, HEADS, 2, placement=Rule, cross=True, rng=0).blocks
     found = [[getattr(s, name) for s in block.sublayers()] for block in blocks]
+    places = [s.place for block in blocks for s in block.sublayers()]
+    assert [(place.index, place.total) for place in places] == [(i, 6) for i in range(1, 7)]
     np.testing.assert_allclose(found, [[value] * 3 for value in expected], rtol=1e-6)
 
 

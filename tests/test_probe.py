@@ -9,6 +9,7 @@ import pytest
 
 import tinyres as tr
 from demos import laws, toys
+from tinyres.probe import inside
 from tinyres.probe.gradient import by_crossings
 from tinyres.probe.stream import loss_from, states_from
 
@@ -49,6 +50,62 @@ def test_probes_of_every_placement_and_the_model_stays_as_it_was(placement):
     assert all(np.array_equal(value, before[name]) for name, value in model.state_dict().items())
     assert (model.head.weight.grad == 3).all()
     assert all(p.grad is None for p in model.parameters() if p is not model.head.weight)
+
+
+class Keeps(tr.nn.Linear):
+    """A layer that remembers what it returned last, and counts its calls."""
+
+    def __init__(self, *sizes, **options):
+        super().__init__(*sizes, **options)
+        self.last, self.calls = None, 0
+
+    def forward(self, x):
+        self.last, self.calls = super().forward(x), self.calls + 1
+        return self.last
+
+
+MEASURING = {
+    **{probe.__name__: probe for probe in tr.probe.CHEAP},
+    **{name: getattr(tr.probe, name) for name in (
+        "ablation", "dependency", "gradient_by_path_length", "token_gradient")},
+    "weight_gradients": lambda *given: list(tr.probe.weight_gradients(*given).values()),
+    "stream": lambda model, batch: [x.data for x in tr.probe.stream(model, batch[0])],
+    "output_shift": lambda *given: tr.probe.output_shift(*given, rng=0),
+    "model_update": lambda model, batch: tr.probe.model_update(
+        model, batch, {name: 0.9 * value for name, value in model.state_dict().items()}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("probe", MEASURING)
+def test_a_probe_leaves_dropout_and_a_loss_computed_before_alone(probe):
+    """It measures what the model does in eval mode, draws nothing, and backward still works."""
+    (model, batch), (without, _) = (small(dropout=p) for p in (0.5, 0.0))
+    without.load_state_dict(dict(zip(without.state_dict(), model.state_dict().values())))
+    model.head, without.head = (Keeps(32, VOCAB, rng=3) for _ in range(2))
+    model.stack.blocks[1].eval()
+    model.head.weight.grad = np.ones((32, VOCAB))
+    loss = loss_from(model, states_from(model, model.embed(batch[0]))[-1], batch[1])
+    generators = [m.rng.bit_generator for m in model.modules() if isinstance(m, tr.nn.Dropout)]
+
+    def state():
+        return [m.training for m in model.modules()], model.head.calls, str(generators[0].state)
+
+    before = state()
+    found, expected = MEASURING[probe](model, batch), MEASURING[probe](without, batch)
+    assert state() == before
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_stand_in_answers_for_its_module():
+    class Gained(tr.nn.Residual):
+        def forward(self, x):
+            return x + self.norm.gamma * self.sublayer(self.norm(x))
+
+    model, batch = small(Gained)
+    assert tr.probe.norm_input_rms(model, batch).shape == (2 * BLOCKS,)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -144,6 +201,43 @@ def test_uniform_attention_has_entropy_1():
     for block in model.stack.blocks:
         block.attention.branch.qkv.weight.data[:, :64] = 0
     assert tr.probe.attention_entropy(model, batch) == pytest.approx(1)
+
+
+def test_a_key_that_is_not_attended_to_counts():
+    """Also where its weight has underflowed: a token that looks at one other has entropy 0."""
+    rows = np.array([[1, 0, 0], [0.5, 0.5, 0], [1, 0, 0]], np.float32)[None, None]
+    assert inside._entropies(rows, causal=True) == pytest.approx(1 / 2)
+    assert inside._entropies(rows, causal=False) == pytest.approx(np.log(2) / np.log(3) / 3)
+    model, batch = small("pre")
+    for block in model.stack.blocks:
+        block.attention.branch.qkv.weight.data[...] *= 1e4
+    assert tr.probe.attention_entropy(model, batch) == pytest.approx(0, abs=1e-3)
+
+
+def test_the_scale_of_a_norm_far_from_0():
+    x = (1e7 / 3 + np.random.default_rng(0).normal(size=(64, 100))).astype("f4")
+    found = inside._slope(tr.nn.LayerNorm(100), x)[:, 0]
+    np.testing.assert_allclose(found, 1 / np.sqrt(x.astype("f8").var(-1) + 1e-5), rtol=1e-5)
+    y = inside._scaled(tr.nn.LayerNorm(100), tr.Tensor(x), found[:, None]).data
+    np.testing.assert_allclose(y, tr.layer_norm(x).data, rtol=1e-5, atol=1e-5)
+
+
+def test_crossings_meet_other_leaves_and_refuse_what_backward_refuses():
+    x = tr.Tensor([1.0, 2.0], requires_grad=True)
+    younger = tr.Tensor([3.0, 4.0], requires_grad=True)
+    product = (x * younger).sum()
+    (part,) = by_crossings(product, x, [])
+    assert part.tolist() == [3, 4]
+    younger.data = [5, 6]
+    with pytest.raises(RuntimeError, match="changed since"):
+        by_crossings(product, x, [])
+
+    @tr.op
+    def forgetful(a, b):
+        return a * b, lambda g: (g * b,)
+
+    with pytest.raises((TypeError, ValueError), match="forgetful"):
+        by_crossings(forgetful(x, younger).sum(), x, [])
 
 
 def test_gradient_probes_agree_with_backward():

@@ -2,7 +2,8 @@
 
 Each takes a `TransformerLM` and a batch `(tokens, targets)`. Axis `place` of an array counts the
 places of the residual stream: 0 is what the embedding gives, l what block l returns. A target of
--1 does not count. No probe changes the model or the gradients in it.
+-1 does not count. A probe works on a copy of the model in eval mode: it changes neither the model
+nor the gradients in it, and without dropout there is no noise in what it measures.
 """
 
 from tinyres.arrays import Array

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -42,14 +41,10 @@ def model_update(model: TransformerLM, batch: Batch, before: dict[str, Array]) -
     `before` is a state dict of this model. Where F ends in a norm, its RMS is 1, and that of the
     change at most 2 (Wang et al. 2022, DeepNet, Fig. 4 and 5).
     """
-    tokens = given(model, batch)[0]
-    now = model.state_dict()
-    top = _top(model, tokens)
+    model, tokens, _ = given(model, batch)
+    now = _top(model, tokens)
     model.load_state_dict(before)
-    try:
-        change = top - _top(model, tokens)
-    finally:
-        model.load_state_dict(now)
+    change = now - _top(model, tokens)
     return float(np.sqrt(np.mean(change**2)))
 
 
@@ -62,17 +57,16 @@ def output_shift(
     Each matrix of attention and feed-forward gets noise of eps times its own standard deviation
     (Liu et al. 2020, Admin, sec. 4.2).
     """
-    tokens = given(model, batch)[0]
+    model, tokens, _ = given(model, batch)
     if expect.number("output_shift: eps", eps, 0) == 0:
         raise ValueError("output_shift: eps must be above 0, got 0")
     rng = expect.generator("output_shift", rng)
     before = _top(model, tokens)
-    with _kept(model):
-        for module in model.stack.modules():
-            for matrix in getattr(module, "matrices", dict)().values():
-                noise = rng.standard_normal(matrix.shape, dtype=np.float32)
-                matrix += (eps * matrix.std()) * noise
-        after = _top(model, tokens)
+    for module in model.stack.modules():
+        for matrix in getattr(module, "matrices", dict)().values():
+            noise = rng.standard_normal(matrix.shape, dtype=np.float32)
+            matrix += (eps * matrix.std()) * noise
+    after = _top(model, tokens)
     return float(np.sum((after - before) ** 2) / np.sum(before**2) / eps**2)
 
 
@@ -82,7 +76,7 @@ def ablation(model: TransformerLM, batch: Batch) -> Array:
 
     The stream passes by the block unchanged (Veit et al. 2016, sec. 4.1).
     """
-    tokens, targets = given(model, batch)
+    model, tokens, targets = given(model, batch)
     if model.stack.placement.remembers:
         raise ValueError(
             f"ablation: in {model.stack.placement.__name__} each block needs what all before it "
@@ -102,13 +96,3 @@ def ablation(model: TransformerLM, batch: Batch) -> Array:
 def _top(model: TransformerLM, tokens: Any) -> Array:
     """What the stack returns, in double precision."""
     return model.stack(model.embed(tokens)).data.astype(np.float64)
-
-
-@contextlib.contextmanager
-def _kept(model: TransformerLM) -> Iterator[None]:
-    """The model's parameters are afterwards what they were before."""
-    state: dict[str, Any] = model.state_dict()
-    try:
-        yield
-    finally:
-        model.load_state_dict(state)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tinyres import cotangents, expect
-from tinyres.arrays import Array
+from tinyres.arrays import CLOCK, Array
 from tinyres.context import Scope
 from tinyres.nn.module import Module
 from tinyres.nn.transformer import TransformerLM
-from tinyres.probe.stream import Batch, given, loss_from, states, states_from, stream_rms
+from tinyres.probe.stream import (
+    Batch,
+    copied,
+    given,
+    loss_from,
+    states,
+    states_from,
+    stream_rms,
+    tokens_and_targets,
+)
 from tinyres.tensor import Node, Tensor
 
 
@@ -28,11 +36,9 @@ def stream_gradient(model: TransformerLM, batch: Batch) -> Array:
 
 def token_gradient(model: TransformerLM, batch: Batch) -> Array:
     """Norm of dLoss/dx_l of each token; axes (place, sequence, token), NaN as above."""
-    shape = np.shape(given(model, batch)[0])
-    return np.array([
-        np.full(shape, np.nan) if g is None else np.linalg.norm(g, axis=-1)
-        for g in _of_stream(model, batch)
-    ])  # fmt: skip
+    gradients = _of_stream(model, batch)
+    nowhere = np.full(np.shape(batch[0]), np.nan)
+    return np.array([nowhere if g is None else np.linalg.norm(g, axis=-1) for g in gradients])
 
 
 def conserved_product(model: TransformerLM, batch: Batch) -> Array:
@@ -47,14 +53,13 @@ def conserved_product(model: TransformerLM, batch: Batch) -> Array:
 
 
 def _of_stream(model: TransformerLM, batch: Batch) -> list[Array | None]:
-    tokens, targets = given(model, batch)
-    with _gradients_kept(model):
-        values = states(model, tokens)
-        seen = [model.stack.placement.seen(state) for state in values]
-        for x in seen:
-            x.retain_grad()
-        loss_from(model, values[-1], targets).backward()
-        return [x.grad for x in seen]
+    model, tokens, targets = given(model, batch)
+    values = states(model, tokens)
+    seen = [model.stack.placement.seen(state) for state in values]
+    for x in seen:
+        x.retain_grad()
+    loss_from(model, values[-1], targets).backward()
+    return [x.grad for x in seen]
 
 
 def weight_gradients(model: TransformerLM, batch: Batch) -> dict[str, float]:
@@ -68,30 +73,15 @@ def mean_gradients(model: TransformerLM, batches: Iterable[Batch]) -> dict[str, 
     It estimates the norm of the expected gradient, which Xiong et al. 2020 plot (Fig. 3).
     """
     expect.instance("mean_gradients: batches", batches, Iterable, "a list of (tokens, targets)")
-    pairs = [given(model, batch) for batch in batches]
+    model, pairs = copied(model), [tokens_and_targets(batch) for batch in batches]
     if not pairs:
         raise ValueError("mean_gradients: expected at least one batch, got none")
-    with _gradients_kept(model):
-        for tokens, targets in pairs:
-            loss_from(model, states(model, tokens)[-1], targets).backward()
-        return {
-            name: float("nan") if p.grad is None else float(np.linalg.norm(p.grad)) / len(pairs)
-            for name, p in model.named_parameters()
-        }
-
-
-@contextlib.contextmanager
-def _gradients_kept(model: Module) -> Iterator[None]:
-    """No gradients inside, and those of before afterwards."""
-    kept = [(p, p.grad) for p in model.parameters()]
-    model.zero_grad()
-    try:
-        yield
-    finally:
-        for p, grad in kept:
-            p.grad = None
-            if grad is not None and p._node is not None:
-                p._node.grad = grad
+    for tokens, targets in pairs:
+        loss_from(model, states(model, tokens)[-1], targets).backward()
+    return {
+        name: float("nan") if p.grad is None else float(np.linalg.norm(p.grad)) / len(pairs)
+        for name, p in model.named_parameters()
+    }
 
 
 # ---------------------------------------------------------------- by which way it came
@@ -104,7 +94,7 @@ def gradient_by_path_length(model: TransformerLM, batch: Batch) -> Array:
     al. 2016, sec. 3). Its part of length k is exact: the walk back keeps the parts apart. Entry k
     is that part's sum of squares; divided by the sum of all it is a share.
     """
-    tokens, targets = given(model, batch)
+    model, tokens, targets = given(model, batch)
     branches = [s.branch for block in model.stack.blocks for s in block.sublayers()]
     x_0 = model.embed(tokens)
     top = states_from(model, x_0)[-1]
@@ -126,6 +116,11 @@ def by_crossings(
     `grad` is the cotangent of `output`, as in `backward`. A pullback is linear, so that the parts
     can be carried through it one by one. A part becomes one longer where it steps from outside
     into a branch's output. That takes up to len(branches) + 1 times as long as a backward.
+
+    >>> from tinyres.nn import Sequential
+    >>> x, double = Tensor([1.0], requires_grad=True), Sequential(lambda x: x * 2)
+    >>> by_crossings(x + double(x), x, [double])
+    [array([1.], dtype=float32), array([2.], dtype=float32)]
     """
     for what, value in (("output", output), ("source", source)):
         expect.instance(f"by_crossings: {what}", value, Tensor, "a tensor")
@@ -143,8 +138,14 @@ def by_crossings(
         parts = of.pop(node)
         if node is goal:
             break
+        if node.pullback is None:
+            continue  # a leaf that is not the source: no way leads on from here
+        CLOCK.check_unwritten(node.op, node.number, node.pullback)
         for k, g in parts.items():
-            for slot, (h, before) in enumerate(zip(node.pullback(g), node.inputs)):  # type: ignore[misc]
+            returned = node.pullback(g)
+            if isinstance(returned, np.ndarray) or len(returned) < len(node.inputs):
+                raise cotangents.wrong_count(node.op, len(node.inputs))
+            for slot, (h, before) in enumerate(zip(returned, node.inputs)):
                 # What is older than the source, such as a parameter, can't lead to it.
                 if before is None or not before.requires_grad or before.number < goal.number:
                     continue

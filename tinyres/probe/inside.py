@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,21 +12,28 @@ from tinyres.context import no_grad
 from tinyres.nn.layers import MultiHeadAttention
 from tinyres.nn.module import Module
 from tinyres.nn.transformer import TransformerLM
-from tinyres.probe.stream import Batch, given, states, states_from
+from tinyres.probe.stream import Batch, copied, given, states, states_from
 from tinyres.tensor import Tensor
 
 
-@contextlib.contextmanager
-def acting(modules: Sequence[Module], act: Callable[[Module, Any], Any]) -> Iterator[None]:
-    """Inside, a call of one of the modules gives act(module, its own forward)(arguments)."""
-    unique = {id(module): module for module in modules}.values()
-    for module in unique:
-        vars(module)["forward"] = act(module, module.forward)
-    try:
-        yield
-    finally:
-        for module in unique:
-            del vars(module)["forward"]
+class StandIn(Module):
+    """Stands for a module in a copy of the model: act(module, ...) is what comes of its calls."""
+
+    def __init__(self, module: Module, act: Callable[..., Any]):
+        self.module = module
+        self.act = act
+
+    def forward(self, *args: Any) -> Any:
+        return self.act(self.module, *args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["module"], name)  # a rule may ask for the gain of its norm, say
+
+
+def acting(model: TransformerLM, *parts: tuple[Sequence[Module], Any]) -> TransformerLM:
+    """A copy of the model in which, for each (modules, act), stand-ins act for the modules."""
+    others = {module: StandIn(module, act) for modules, act in parts for module in modules}
+    return copied(model, others)
 
 
 @no_grad()
@@ -36,19 +42,17 @@ def norm_input_rms(model: TransformerLM, batch: Batch) -> Array:
 
     In Post-LN it says how much a norm has to shrink the stream (Wang et al. 2022, Fig. 4).
     """
+    model, tokens, _ = given(model, batch)
     inputs: list[float] = []
 
-    def listen(_: Module, forward: Any) -> Any:
-        def heard(x: Any) -> Tensor:
-            values = x.data if isinstance(x, Tensor) else np.asarray(x)
-            inputs.append(float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))))
-            return forward(x)
+    def listen(norm: Module, x: Any) -> Any:
+        values = x.data if isinstance(x, Tensor) else np.asarray(x)
+        inputs.append(float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))))
+        return norm(x)
 
-        return heard
-
-    tokens = given(model, batch)[0]
-    with acting([m for m in model.stack.modules() if m.role == "norm"], listen):
-        model.stack(model.embed(tokens))
+    norms = [m for m in model.stack.modules() if m.role == "norm"]
+    heard = acting(model, (norms, listen))
+    heard.stack(heard.embed(tokens))
     return np.array(inputs)
 
 
@@ -59,31 +63,27 @@ def attention_entropy(model: TransformerLM, batch: Batch) -> Array:
     1 where a head averages over everything that it may see, 0 where it looks at one token
     (collapse of the entropy: Zhai et al. 2023, sec. 3).
     """
-    tokens = given(model, batch)[0]
+    model, tokens, _ = given(model, batch)
     rows: list[Array] = []
 
-    def listen(attention: Module, forward: Any) -> Any:
-        def heard(x: Tensor, *beside: Any) -> Tensor:
-            rows.append(_entropies(attention.weights(x, *beside)))  # type: ignore[attr-defined]
-            return forward(x, *beside)
-
-        return heard
+    def listen(attention: Any, x: Tensor) -> Any:
+        rows.append(_entropies(attention.weights(x), attention.causal))
+        return attention(x)
 
     heads = [m for m in model.stack.modules() if isinstance(m, MultiHeadAttention)]
-    with acting(heads, listen):
-        states(model, tokens)
+    states(acting(model, (heads, listen)), tokens)
     return np.array(rows)
 
 
-def _entropies(weights: Array) -> Array:
-    """Entropy of each head's weights (B, h, T, S), relative to that of a uniform choice."""
+def _entropies(weights: Array, causal: bool) -> Array:
+    """Entropy of each head's weights (B, h, T, T), relative to that of a uniform choice."""
     p = weights.astype(np.float64)
     entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(-1)  # (B, h, T)
-    keys = (p > 0).sum(-1)
+    # Not the weights above 0: one that underflowed belongs to a key that could have been chosen.
+    keys = np.arange(1, p.shape[-2] + 1) if causal else np.full(p.shape[-2], p.shape[-1])
     choice = keys > 1  # a token that sees only itself has none
-    share = entropy / np.log(np.maximum(keys, 2))
-    total: Array = np.sum(share, axis=(0, 2), where=choice) / np.maximum(choice.sum((0, 2)), 1)
-    return total
+    share: Array = (entropy / np.log(np.maximum(keys, 2))).mean(0)  # (h, T)
+    return share @ choice / max(choice.sum(), 1)
 
 
 @no_grad()
@@ -95,40 +95,36 @@ def dependency(model: TransformerLM, batch: Batch) -> Array:
     of the share of source j in the sum of their squares. So the squares of a row add up to 1.
     It is the matrix beta of Admin (Liu et al. 2020, sec. 3.2), measured.
     """
-    tokens, placement = given(model, batch)[0], model.stack.placement
+    model, tokens, _ = given(model, batch)
+    placement = model.stack.placement
     branches = [s.branch for block in model.stack.blocks for s in block.sublayers()]
     inside = {id(m) for branch in branches for m in branch.modules()}
     norms = [m for m in model.stack.modules() if m.role == "norm" and id(m) not in inside]
     slopes: list[Array] = []
     outputs: list[Tensor] = []
 
-    def remember_slope(norm: Module, forward: Any) -> Any:
-        def heard(x: Tensor) -> Tensor:
-            slopes.append(_slope(norm, x.data))
-            return forward(x)
+    def remember_slope(norm: Module, x: Tensor) -> Any:
+        slopes.append(_slope(norm, x.data))
+        return norm(x)
 
-        return heard
-
-    def remember_output(_: Module, forward: Any) -> Any:
-        def heard(*args: Any) -> Any:
-            outputs.append(forward(*args))
-            return outputs[-1]
-
-        return heard
+    def remember_output(branch: Module, x: Tensor) -> Any:
+        outputs.append(branch(x))
+        return outputs[-1]
 
     x_0 = model.embed(tokens)
-    with acting(norms, remember_slope), acting(branches, remember_output):
-        states_from(model, x_0)
+    states_from(acting(model, (norms, remember_slope), (branches, remember_output)), x_0)
+    left_slopes, added = iter(slopes), iter(outputs)  # of each run below
+    linear = acting(
+        model,
+        (norms, lambda norm, x: _scaled(norm, x, next(left_slopes))),
+        (branches, lambda *_: next(added)),
+    )
     powers = []
     for source in range(len(branches) + 1):
         left_slopes = iter(slopes)
-        added = iter(Tensor(y.data * (j == source)) for j, y in enumerate(outputs, 1))
-        with (
-            acting(norms, lambda norm, _: lambda x: _scaled(norm, x, next(left_slopes))),  # noqa: B023
-            acting(branches, lambda *_: lambda *__: next(added)),  # noqa: B023
-        ):
-            run = states_from(model, x_0 if source == 0 else x_0 * 0.0)
-            seen = [placement.seen(state).data.astype(np.float64) for state in run]
+        added = iter([Tensor(y.data * (j == source)) for j, y in enumerate(outputs, 1)])
+        run = states_from(linear, x_0 if source == 0 else x_0 * 0.0)
+        seen = [placement.seen(state).data.astype(np.float64) for state in run]
         powers.append([np.sum(x**2) for x in seen])
     shares = np.array(powers).T
     return np.sqrt(shares / shares.sum(1, keepdims=True))
@@ -141,12 +137,18 @@ def _slope(norm: Module, x: Array) -> Array:
             f"dependency: {type(norm).__name__} does not divide by a scale, so that x is no sum "
             "of what the sublayers add"
         )
-    centred = x - x.mean(-1, keepdims=True) if hasattr(norm, "beta") else x
-    return 1 / np.sqrt(np.mean(centred**2, -1, keepdims=True) + norm.eps)
+    return 1 / np.sqrt(np.mean(_centred(norm, x) ** 2, -1, keepdims=True) + norm.eps)
 
 
 def _scaled(norm: Any, x: Tensor, slope: Array) -> Tensor:
     """What a norm does to x, with the scale of another input."""
-    centred = x - x.mean(-1, keepdims=True) if hasattr(norm, "beta") else x
-    y = centred * slope
+    y = _centred(norm, x) * slope
     return y if norm.gamma is None else y * norm.gamma
+
+
+def _centred(norm: Module, x: Any) -> Any:
+    """x less the mean of each token's vector, where the norm takes that off."""
+    if not hasattr(norm, "beta"):
+        return x
+    x = x - x[..., :1]  # a vector far from 0 keeps its digits when the mean is taken
+    return x - x.mean(-1, keepdims=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from tinyres import composed, expect, fused
 from tinyres.arrays import Array
 from tinyres.context import no_grad
+from tinyres.nn.module import Module
 from tinyres.nn.transformer import TransformerLM
 from tinyres.tensor import Tensor
 
@@ -17,9 +20,30 @@ Batch: TypeAlias = tuple[Any, Any]
 IGNORED = -1  # a target that does not count
 
 
-def given(model: TransformerLM, batch: Any) -> Batch:
-    """Tokens and targets, if a probe can use model and batch."""
+def given(model: TransformerLM, batch: Any) -> tuple[TransformerLM, Any, Any]:
+    """What a probe works with: a copy of the model, tokens and targets."""
+    return (copied(model), *tokens_and_targets(batch))
+
+
+def copied(model: TransformerLM, others: Mapping[Module, Module] | None = None) -> TransformerLM:
+    """The model once more, in eval mode and without gradients.
+
+    Whatever is done to it, the model stays as it is. `others` stand in it for some of the modules.
+    """
     expect.instance("probe: model", model, TransformerLM, "a TransformerLM")
+    known: dict[int, Any] = {id(module): other for module, other in (others or {}).items()}
+    for module in model.modules():  # what one keeps of its last call can't be copied
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                known[id(value)] = value
+    other = copy.deepcopy(model, known)  # takes what is known already as it is
+    other.eval()
+    other.zero_grad()
+    return other
+
+
+def tokens_and_targets(batch: Any) -> Batch:
+    """Both as arrays of integers."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise TypeError(f"probe: batch must be (tokens, targets), got {expect.shown(batch)}")
     tokens = composed.integers("probe: batch: tokens", batch[0])
@@ -29,7 +53,8 @@ def given(model: TransformerLM, batch: Any) -> Batch:
 def states(model: TransformerLM, tokens: Any) -> list[Any]:
     """What runs from block to block, for some placements several tensors, (blocks + 1) of them."""
     expect.instance("probe: model", model, TransformerLM, "a TransformerLM")
-    return states_from(model, model.embed(tokens))
+    with model.evaluating():
+        return states_from(model, model.embed(tokens))
 
 
 def states_from(model: TransformerLM, x_0: Tensor) -> list[Any]:
@@ -41,7 +66,15 @@ def states_from(model: TransformerLM, x_0: Tensor) -> list[Any]:
 
 
 def stream(model: TransformerLM, tokens: Any) -> list[Tensor]:
-    """The residual stream x_0 ... x_L, each (batch, tokens, features)."""
+    """The residual stream x_0 ... x_L, each (batch, tokens, features).
+
+    It is recorded: a loss made of it can be walked back into the model's own parameters.
+
+    >>> import tinyres as tr
+    >>> model = tr.nn.TransformerLM(vocab=5, d_model=8, heads=2, blocks=1, context=4, rng=0)
+    >>> [x.shape for x in stream(model, [[1, 2, 3]])]
+    [(1, 3, 8), (1, 3, 8)]
+    """
     return [model.stack.placement.seen(state) for state in states(model, tokens)]
 
 
@@ -57,9 +90,7 @@ def stream_rms(model: TransformerLM, batch: Batch) -> Array:
 
     In Pre-LN it grows like sqrt(depth) before training (Xiong et al. 2020, Lemma 2).
     """
-    return np.array(
-        [np.sqrt(np.mean(_wide(x) ** 2)) for x in stream(model, given(model, batch)[0])]
-    )
+    return np.array([np.sqrt(np.mean(_wide(x) ** 2)) for x in _stream_of(model, batch)])
 
 
 @no_grad()
@@ -69,7 +100,7 @@ def token_cosine(model: TransformerLM, batch: Batch) -> Array:
     Near 1 all tokens have become the same vector: attention can't tell them apart any more, and
     no gradient reaches queries and keys (Dong et al. 2021, sec. 2).
     """
-    return np.array([_mean_cosine(x) for x in stream(model, given(model, batch)[0])])
+    return np.array([_mean_cosine(x) for x in _stream_of(model, batch)])
 
 
 def _mean_cosine(x: Tensor) -> float:
@@ -104,11 +135,16 @@ def neighbour_angle(model: TransformerLM, batch: Batch) -> Array:
 
 def _neighbours(model: TransformerLM, batch: Batch) -> list[Array]:
     """The cosine of each token's vector before and after each block."""
-    values = [_wide(x) for x in stream(model, given(model, batch)[0])]
+    values = [_wide(x) for x in _stream_of(model, batch)]
     return [
         np.vecdot(a, b) / (np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1))
         for a, b in itertools.pairwise(values)
     ]
+
+
+def _stream_of(model: TransformerLM, batch: Batch) -> list[Tensor]:
+    other, tokens, _ = given(model, batch)
+    return stream(other, tokens)
 
 
 def _wide(x: Tensor) -> Array:
