@@ -58,9 +58,6 @@ def public() -> set[str]:
 # What is there to be overridden, or is an argument's check and no tool.
 NOT_TO_BE_CALLED = {
     "Module.forward", "Optimizer.update", "TransformerLM.forward",
-    "composed.of_tensors", "composed.checked_targets",
-    "composed.integers", "composed.checked_index", "composed.checked_mask",
-    "composed.allowed_pairs",
 }  # fmt: skip
 
 

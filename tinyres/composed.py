@@ -6,45 +6,18 @@ faster. Under `tinyres.spelled_out()` these run in their place.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tinyres import expect, ops
-from tinyres.arrays import Array, as_array
+from tinyres import ops
+from tinyres.checked import allowed_pairs, checked_index, checked_targets, of_tensors
 from tinyres.context import scope
 from tinyres.tensor import Tensor
 
 # A score so low that its weight is exactly 0, yet finite: a row of them is not NaN.
 FORBIDDEN = -1e30
-
-
-def of_tensors(count: int) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Let a function take lists, numbers and arrays for the first `count` of its arguments.
-
-    What goes wrong in it is explained as the errors of ops are.
-    """
-
-    def decorate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        name = function.__name__
-
-        @functools.wraps(function)
-        def run(*args: Any, **options: Any) -> Tensor:
-            try:
-                arrays = [
-                    a if a is None or isinstance(a, Tensor) else Tensor(as_array(a, what=name))
-                    for a in args[:count]
-                ]
-                return function(*arrays, *args[count:], **options)
-            except expect.EXPLAINED as error:
-                raise expect.explained(name, error, args, options) from error
-
-        return run
-
-    return decorate
 
 
 @of_tensors(3)
@@ -118,25 +91,6 @@ def attention(q: Any, k: Any, v: Any, *, mask: Any = None, causal: bool = False)
         return weights @ v  # (..., T_q, d)
 
 
-def allowed_pairs(shape: tuple[int, ...], mask: Any, causal: bool) -> Array | None:
-    """Which query may attend to which key, of shape (..., T_q, T_k); None where all may."""
-    mask = checked_mask(mask)
-    if not causal:
-        return mask
-    lower = np.tri(shape[-2], shape[-1]).astype(bool)
-    return lower if mask is None else lower & mask
-
-
-def checked_mask(mask: Any) -> Array | None:
-    """The mask as a bool array."""
-    if mask is None:
-        return None
-    mask = np.asarray(mask._data if isinstance(mask, Tensor) else mask)
-    if mask.dtype != bool:
-        raise TypeError(f"attention: mask must be bool (True = may attend), got {mask.dtype}")
-    return mask
-
-
 @of_tensors(3)
 def self_attention(
     x: Any, weight: Any, bias: Any = None, *, heads: int, mask: Any = None, causal: bool = False
@@ -155,46 +109,6 @@ def self_attention(
     y = attention(q, k, v, mask=mask, causal=causal)  # (B, h, T, d/h)
     with scope("join heads", level=2):
         return y.swapaxes(-2, -3).reshape(x.shape)  # (B, T, d)
-
-
-def integers(what: str, value: Any) -> Array:
-    """A copy of `value`, which must hold integers or nothing."""
-    try:
-        array = np.array(value._data if isinstance(value, Tensor) else value)
-    except ValueError:
-        raise ValueError(
-            f"{what} must be integers in rows of one length, got {expect.shown(value)}"
-        ) from None
-    if array.dtype.kind not in "iu" and array.size:
-        raise TypeError(f"{what} must hold integers, got {array.dtype}: {expect.shown(value)}")
-    return array if array.dtype.kind in "iu" else array.astype(np.int64)
-
-
-def checked_index(what: str, index: Any, size: int, ignore: int | None = None) -> Array:
-    """A copy of integers from 0 to size - 1, where they are not to be ignored."""
-    index = integers(what, index)
-    outside = (index < 0) | (index >= size)
-    if ignore is not None:
-        if not isinstance(ignore, int | np.integer):
-            given = expect.shown(ignore)
-            raise TypeError(f"{what}: ignore_index must be an integer or None, got {given}")
-        outside &= index != ignore
-    if outside.any():
-        raise IndexError(f"{what} has {index[outside][0]}, but it must be from 0 to {size - 1}")
-    return index
-
-
-def checked_targets(shape: tuple[int, ...], targets: Any, ignore_index: Any) -> Array:
-    """A copy of the targets of logits of this shape: one a row, and each one of the classes."""
-    if not shape or shape[-1] == 0:
-        raise ValueError("cross_entropy: logits must be (..., classes), with a class or more")
-    targets = checked_index("cross_entropy: targets", targets, shape[-1], ignore_index)
-    if targets.shape != shape[:-1]:
-        raise ValueError(
-            f"cross_entropy: targets must have shape {shape[:-1]}, one a row of logits, "
-            f"but have {targets.shape}"
-        )
-    return targets
 
 
 @of_tensors(1)

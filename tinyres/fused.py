@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tinyres import composed, expect
+from tinyres import checked, composed, expect
 from tinyres.arrays import Array
 from tinyres.attend import attend
 from tinyres.context import note_draw
@@ -204,7 +204,7 @@ def attention(q, k, v, *, mask=None, causal=False):
     batch = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     q, k, v = (np.broadcast_to(a, batch + a.shape[-2:]) for a in (q, k, v))
     y = np.empty((*q.shape[:-1], v.shape[-1]), np.result_type(q, k, v))
-    back = attend(q, k, v, y, allowed=composed.checked_mask(mask), causal=causal)
+    back = attend(q, k, v, y, allowed=checked.checked_mask(mask), causal=causal)
 
     def pullback(g):
         gradients = [np.empty(a.shape, g.dtype) for a in (q, k, v)]
@@ -244,7 +244,7 @@ def self_attention(x, weight, bias=None, *, heads, mask=None, causal=False):
 
     y = np.empty_like(x, order="C")
     y_heads = y.reshape(*x.shape[:-1], heads, d // heads).swapaxes(-2, -3)
-    allowed = composed.checked_mask(mask)
+    allowed = checked.checked_mask(mask)
     q, k, v = by_head(qkv)
     back = attend(q, k, v, y_heads, allowed=allowed, causal=causal)
 
@@ -274,7 +274,7 @@ def embedding(weight, *, index):
     """
     if weight.ndim != 2:
         raise ValueError(f"embedding: weight must be (n, d), one vector a row, not {weight.shape}")
-    index = composed.checked_index("embedding: index", index, len(weight))
+    index = checked.checked_index("embedding: index", index, len(weight))
     shape, dtype = weight.shape, weight.dtype
 
     def pullback(g):
@@ -299,7 +299,7 @@ def cross_entropy(logits, *, targets, ignore_index=None):
     >>> cross_entropy(Tensor([[0.0, 0.0]]), [1])
     Tensor(0.6931)
     """
-    targets = composed.checked_targets(logits.shape, targets, ignore_index)
+    targets = checked.checked_targets(logits.shape, targets, ignore_index)
     classes = logits.shape[-1]
     rows, flat = logits.reshape(-1, classes), targets.reshape(-1)
     counted = np.arange(flat.size) if ignore_index is None else np.flatnonzero(flat != ignore_index)

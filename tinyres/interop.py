@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tinyres import composed, expect
+from tinyres import checked, expect
 from tinyres.arrays import Array
 from tinyres.context import scope
 from tinyres.nn.layers import Embedding, FeedForward, LayerNorm, Linear, MultiHeadAttention, Seed
@@ -190,7 +190,7 @@ class BertEncoder(Module):
     @scope("embed", level=2)
     def embed(self, tokens: Any, types: Any = None) -> Tensor:
         """The sum of what the token is, where it stands and which part it belongs to."""
-        tokens = composed.integers("BertEncoder: tokens", tokens)
+        tokens = checked.integers("BertEncoder: tokens", tokens)
         longest = len(self.position.weight)
         if tokens.ndim != 2 or tokens.shape[1] > longest:
             raise ValueError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tinyres import composed, expect, fused
+from tinyres import checked, expect, fused
 from tinyres.context import scope
 from tinyres.nn.layers import Embedding, Linear, Seed
 from tinyres.nn.module import Module
@@ -71,7 +71,7 @@ class TransformerEncoderDecoder(Module):
     @scope("embed", level=2)
     def embed(self, tokens: Any) -> Tensor:
         """What the token is, plus where it stands."""
-        tokens = composed.integers("TransformerEncoderDecoder: tokens", tokens)
+        tokens = checked.integers("TransformerEncoderDecoder: tokens", tokens)
         if tokens.ndim != 2 or tokens.shape[1] > self.context:
             raise ValueError(
                 "TransformerEncoderDecoder: tokens must be (batch, at most "

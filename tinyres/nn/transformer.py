@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tinyres import composed, expect, fused
+from tinyres import checked, expect, fused
 from tinyres.arrays import Array
 from tinyres.context import no_grad, scope
 from tinyres.nn.layers import (
@@ -255,7 +255,7 @@ class TransformerLM(Module):
     @scope("embed", level=2)
     def embed(self, tokens: Any) -> Tensor:
         """The first value of the residual stream: what the token is, plus where it stands."""
-        tokens = composed.integers("TransformerLM: tokens", tokens)
+        tokens = checked.integers("TransformerLM: tokens", tokens)
         if tokens.ndim != 2 or tokens.shape[1] > self.context:
             raise ValueError(
                 f"TransformerLM: tokens must be (batch, at most {self.context}), got {tokens.shape}"
@@ -284,7 +284,7 @@ class TransformerLM(Module):
         temperature = expect.number("generate: temperature", temperature, 0)
         top_k = None if top_k is None else expect.size("generate: top_k", top_k)
         rng = expect.generator("generate", rng)
-        prompt = composed.integers("generate: prompt", prompt)
+        prompt = checked.integers("generate: prompt", prompt)
         if prompt.ndim != 1 or not prompt.size:
             raise ValueError(
                 f"generate: prompt must be one sequence of at least one token, got {prompt.shape}"

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tinyres import composed, expect, fused
+from tinyres import checked, expect, fused
 from tinyres.arrays import Array
 from tinyres.context import no_grad
 from tinyres.nn.module import Module
@@ -46,8 +46,8 @@ def tokens_and_targets(batch: Any) -> Batch:
     """Both as arrays of integers."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise TypeError(f"probe: batch must be (tokens, targets), got {expect.shown(batch)}")
-    tokens = composed.integers("probe: batch: tokens", batch[0])
-    return tokens, composed.integers("probe: batch: targets", batch[1])
+    tokens = checked.integers("probe: batch: tokens", batch[0])
+    return tokens, checked.integers("probe: batch: targets", batch[1])
 
 
 def states(model: TransformerLM, tokens: Any) -> list[Any]:
