@@ -12,7 +12,7 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -96,11 +96,28 @@ def options(name: str, lesson: str | None, **defaults: Any) -> argparse.Argument
     )
     parser.add_argument("--out", type=Path, default=Path("out") / name, help="where output goes")
     for option, default in defaults.items():
+        kind: Any = type(default)
+        if kind is int:
+            kind = whole_number(0 if option == "seed" else 1)
         parser.add_argument(
-            f"--{option.replace('_', '-')}", type=type(default), default=default,
-            help=f"default: {default}",
+            f"--{option.replace('_', '-')}", type=kind, default=default,
+            help="default: Python's own source" if option == "text" else f"default: {default}",
         )  # fmt: skip
     return parser
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """For argparse: an integer of `least` or more."""
+
+    def parse(given: str) -> int:
+        try:
+            if int(given) >= least:
+                return int(given)
+        except ValueError:
+            pass
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {given}")
+
+    return parse
 
 
 def finish(section: Section, out: Path) -> int:

@@ -213,9 +213,6 @@ def matmul(a, b):
     return a @ b, pullback
 
 
-# ---------------------------------------------------------------- shape
-
-
 @op
 def reshape(x, *, shape):
     """The same elements in another shape."""

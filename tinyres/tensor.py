@@ -198,6 +198,7 @@ class Tensor(Operators):
     __slots__ = ("__weakref__", "_data", "_node")
     _data: Array
     _node: Node | None
+    _kind = "leaf"  # how a graph calls it
 
     def __init__(
         self, data: Any, *, requires_grad: bool = False, dtype: npt.DTypeLike | None = None
@@ -267,7 +268,7 @@ class Tensor(Operators):
                 "give it a float dtype, as in Tensor(data, dtype='float32')"
             )
         if value != self.requires_grad:
-            self._node = Node("leaf", self._data, requires_grad=True) if value else None
+            self._node = Node(self._kind, self._data, requires_grad=True) if value else None
 
     @property
     def is_leaf(self) -> bool:

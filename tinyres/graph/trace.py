@@ -190,7 +190,6 @@ def described(
     """Plain data of the engine's nodes."""
     ids = {node: i for i, node in enumerate(tape)}
     scopes = _Scopes(tape)
-    orphans = _orphans(tape)
     given = {t._node: name for name, t in (names or {}).items() if t._node is not None}
     at_hand = {t._node: t for t in (*scopes.parameters, *(names or {}).values(), output)}
     dtypes = {dtype: str(dtype) for dtype in {node.dtype for node in tape}}
@@ -200,9 +199,9 @@ def described(
         kind, name = "op", ""
         if node.pullback is None:
             name = scopes.names.get(node, "")
-            kind, name = ("parameter", name) if name else ("input", given.get(node, ""))
-            if kind == "input" and not name and node in orphans:
-                kind = "parameter"
+            # A parameter whose module is gone has lost its name, but not what it is.
+            learns = bool(name) or node.op == "parameter"
+            kind, name = ("parameter", name) if learns else ("input", given.get(node, ""))
         attrs = {k: _plain(v) for k, v in node.attrs.items()} if node.attrs else {}
         scope = scopes.ids.get(node.scope)
         learned = kind != "op" and node.requires_grad
@@ -213,18 +212,6 @@ def described(
             if source is not None:
                 edges.append(Edge(ids[source], i, slot))
     return Graph(nodes, edges, scopes.found, output=len(nodes) - 1)
-
-
-def _orphans(tape: list[engine.Node]) -> set[engine.Node]:
-    """Parameters of modules that are gone by now: learned, and not the first input of an op."""
-    found: set[engine.Node] = set()
-    for node in tape:
-        owner = None if node.scope is None else node.scope.owner
-        if owner is not None and owner() is None:
-            for source in node.inputs[1:]:
-                if source is not None and source.pullback is None and source.requires_grad:
-                    found.add(source)
-    return found
 
 
 def _plain(value: Any) -> Any:

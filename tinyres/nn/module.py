@@ -22,6 +22,7 @@ class Parameter(Tensor):
     """
 
     __slots__ = ()
+    _kind = "parameter"
 
     def __init__(
         self, data: Any, *, requires_grad: bool = True, dtype: npt.DTypeLike | None = None

@@ -112,9 +112,18 @@ class Residual(Placement):
             )
         token = BESIDE.set(() if memory is None and mask is None else (memory, mask))
         try:
-            return super().__call__(stream)
+            return self._returned(stream, super().__call__(stream))
         finally:
             BESIDE.reset(token)
+
+    def _returned(self, stream: Any, y: Any) -> Any:
+        """What `forward` returned, which must be a stream of the shape of that it was given."""
+        if isinstance(stream, Tensor) and getattr(y, "shape", None) != stream.shape:
+            raise ValueError(
+                f"{type(self).__name__}: forward returned {expect.shown(y)}, but the stream that it "
+                f"was given has shape {stream.shape}: return one of that shape"
+            )
+        return y
 
     def sublayer(self, x: Tensor) -> Tensor:
         """F(x), which must have the shape of x, or the addition could not be a residual one."""
