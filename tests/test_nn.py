@@ -312,3 +312,13 @@ def test_generate_at_a_tiny_temperature_takes_the_likeliest():
     assert model.generate([1], 6, temperature=1e-309, rng=0).tolist() == likeliest.tolist()
     with pytest.raises(ValueError, match="one sequence"):
         model.generate([[1, 2], [3, 4]], 1)
+
+
+def test_a_placement_that_returns_another_shape_is_refused():
+    class Forgetful(tr.nn.Residual):
+        def forward(self, x):
+            x + self.sublayer(x)
+
+    model = tr.nn.TransformerLM(5, 8, heads=2, blocks=1, context=4, placement=Forgetful, rng=0)
+    with pytest.raises(ValueError, match="Forgetful: forward returned None, .*shape \\(1, 2, 8\\)"):
+        model([[1, 2]])

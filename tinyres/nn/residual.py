@@ -120,8 +120,8 @@ class Residual(Placement):
         """What `forward` returned, which must be a stream of the shape of that it was given."""
         if isinstance(stream, Tensor) and getattr(y, "shape", None) != stream.shape:
             raise ValueError(
-                f"{type(self).__name__}: forward returned {expect.shown(y)}, but the stream that it "
-                f"was given has shape {stream.shape}: return one of that shape"
+                f"{type(self).__name__}: forward returned {expect.shown(y)}, but the stream it was "
+                f"given has shape {stream.shape}: return one of that shape"
             )
         return y
 
