@@ -320,5 +320,5 @@ def test_a_placement_that_returns_another_shape_is_refused():
             x + self.sublayer(x)
 
     model = tr.nn.TransformerLM(5, 8, heads=2, blocks=1, context=4, placement=Forgetful, rng=0)
-    with pytest.raises(ValueError, match="Forgetful: forward returned None, .*shape \\(1, 2, 8\\)"):
+    with pytest.raises(ValueError, match=r"Forgetful: forward returned None, .*shape \(1, 2, 8\)"):
         model([[1, 2]])
