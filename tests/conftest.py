@@ -11,6 +11,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ import pytest
 from hypothesis import settings
 
 import tinyres as tr
+from demos import text
+from tests.small_runs import WORDS
 
 # How many examples a property is tried on: `pytest --hypothesis-profile=ci` or `=long`.
 for _name, _examples in {"default": 150, "ci": 2_000, "long": 100_000}.items():
@@ -62,3 +65,17 @@ def no_garbage_collector() -> Iterator[None]:
 def rng() -> np.random.Generator:
     """Random numbers, the same in every run."""
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    """A text of 65 * 12 characters in a file."""
+    file = tmp_path / "words.txt"
+    file.write_text(WORDS * 12, encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def source(words: Path) -> text.Text:
+    """The same, loaded."""
+    return text.load(words)
