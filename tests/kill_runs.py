@@ -19,9 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from demos import train_stacks
+from tinyres import state
 
 
 def start(argv: list[str], before: Callable[[], None]) -> int:
@@ -42,7 +41,7 @@ def die(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def half_a_file(file: Any, **_: Any) -> None:
+def half_a_file(file: Any, _: Any) -> None:
     file.write(b"PK" * 1000)
     file.flush()
     die()
@@ -67,7 +66,7 @@ def moments(rng: random.Random, length: float) -> dict[str, tuple[Callable[[], N
     """How to die: what to prepare in the process, and after how many seconds it is killed."""
     n, late = rng.randint(1, 3), 10.0
     return {
-        "half a checkpoint": (on_call(np, "savez", n, half_a_file), late),
+        "half a checkpoint": (on_call(state, "_write", n, half_a_file), late),
         "before it is flushed": (on_call(os, "fsync", 2 * n, die), late),
         "metrics without a checkpoint": (on_call(os, "fsync", 2 * n + 1, die), late),
         "before it is renamed": (on_call(os, "replace", n, die), late),

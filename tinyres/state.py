@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import secrets
@@ -37,10 +38,14 @@ def save(path: str | os.PathLike[str], /, **state: Any) -> Path:
     arrays["tree"] = np.array(json.dumps(tree))
     aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
+        # In memory first: a ZipFile whose own file fails under it complains once more when it is
+        # collected.
+        archive = io.BytesIO()
+        np.savez(archive, **arrays)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(aside, "xb") as file:
-                np.savez(file, **arrays)
+                _write(file, archive.getbuffer())
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(aside, path)
@@ -54,6 +59,10 @@ def save(path: str | os.PathLike[str], /, **state: Any) -> Path:
             f"save: could not write {path}, which is as it was: {error.strerror or error}",
         ) from error
     return path
+
+
+def _write(file: Any, data: Any) -> None:
+    file.write(data)
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
