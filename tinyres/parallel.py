@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextvars
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -43,17 +44,30 @@ def data_parallel(loss: Callable[..., Tensor], *batch: Any, threads: int = 2) ->
             f"data_parallel: {threads} threads can't share {total} rows: got arrays of shapes "
             f"{[a.shape for a in arrays]}"
         )
-    parts = zip(*[np.array_split(a, threads) for a in arrays])
-    with ThreadPoolExecutor(threads) as pool:
-        running = [
-            pool.submit(contextvars.copy_context().run, _one_part, loss, part, len(part[0]) / total)
-            for part in parts
-        ]
-        done = [future.result() for future in running]
+    parts = list(zip(*[np.array_split(a, threads) for a in arrays]))
+    calls = [_bound(loss, part, len(part[0]) / total) for part in parts]
+    running = [_helpers(threads - 1).submit(call) for call in calls[1:]]
+    try:
+        first = calls[0]()  # this thread has its part, too
+    finally:
+        wait(running)
+    done = [first, *[future.result() for future in running]]
     _check_generators([drawn for _, _, drawn in done])
     for _, arrived, _ in done:  # in the order of the parts, whichever thread came first
         add_to_leaves(arrived)
     return sum(share for share, _, _ in done)
+
+
+_OWN = threading.local()
+
+
+def _helpers(count: int) -> ThreadPoolExecutor:
+    """Threads that wait for the next step: each calling thread has its own, so none waits for
+    another's. New ones every step would have to ask the system for their memory again."""
+    pools: dict[Any, ThreadPoolExecutor] = vars(_OWN)
+    if count not in pools:
+        pools[count] = ThreadPoolExecutor(count, thread_name_prefix="data_parallel")
+    return pools[count]
 
 
 def _rows(array: Any) -> Array:
@@ -67,6 +81,13 @@ def _rows(array: Any) -> Array:
             f"data_parallel: batch must hold arrays of numbers, got {expect.shown(array)}"
         )
     return rows
+
+
+def _bound(
+    loss: Callable[..., Tensor], part: tuple[Array, ...], weight: float
+) -> Callable[[], Part]:
+    context = contextvars.copy_context()  # taken here: spelled_out and the like hold there, too
+    return lambda: context.run(_one_part, loss, part, weight)
 
 
 def _one_part(loss: Callable[..., Tensor], part: tuple[Array, ...], weight: float) -> Part:
