@@ -322,3 +322,9 @@ def test_a_placement_that_returns_another_shape_is_refused():
     model = tr.nn.TransformerLM(5, 8, heads=2, blocks=1, context=4, placement=Forgetful, rng=0)
     with pytest.raises(ValueError, match=r"Forgetful: forward returned None, .*shape \(1, 2, 8\)"):
         model([[1, 2]])
+
+
+def test_sequential_has_a_length_and_an_order():
+    layers = tr.nn.Linear(2, 3, rng=0), tr.nn.Linear(3, 2, rng=0)
+    both = tr.nn.Sequential(*layers)
+    assert len(both) == 2 and both[1] is layers[1]
