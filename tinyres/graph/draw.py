@@ -95,7 +95,7 @@ def _decades(shown: View) -> float:
 def _check(rankdir: str, theme: str, depth: int | None) -> None:
     if rankdir not in RANKDIRS:
         raise ValueError(f"draw: rankdir must be one of {', '.join(RANKDIRS)}, got {rankdir!r}")
-    if theme not in THEMES:
+    if not isinstance(theme, str) or theme not in THEMES:
         raise ValueError(f"draw: theme must be one of {', '.join(sorted(THEMES))}, got {theme!r}")
     if depth is not None and (not isinstance(depth, int) or depth < 0):
         raise ValueError(f"draw: depth must be 0, 1, 2, ... or None, got {depth!r}")
