@@ -10,6 +10,7 @@ from tinyres.graph.style import Look, Theme
 
 
 def legend(title: str, look: Look, theme: Theme, occurring: dict[str, str], measured: bool) -> str:
+    """The label of the whole picture: its title, and what the colours mean that occur in it."""
     rows: list[list[str]] = []
     if look.legend and look.gradient:
         rows = _ramp(look, theme) if measured else [[_text("no gradient yet")]]
