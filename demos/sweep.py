@@ -44,7 +44,7 @@ import tinyres as tr
 from demos import text
 from demos.folder import alone_in
 from demos.train_stacks import stop_after_step
-from demos.training import Characters, Reverse, Setting, Task, Trainer, make_task
+from demos.training import TASKS, Characters, Recall, Setting, Task, Trainer, make_task
 
 DEPTHS, RATES = (4, 8, 16, 32, 64), (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 SMALL = Setting(d_model=32, d_ff=128, batch=8)
@@ -94,7 +94,7 @@ def guess(task: Task) -> float:
     """The loss of one who knows only how frequent each symbol is."""
     if isinstance(task, Characters):
         return task.text.unigram_entropy(task.context)
-    return task.chance if isinstance(task, Reverse) else math.log(task.vocab)
+    return task.chance if isinstance(task, Recall) else math.log(task.vocab)
 
 
 # ---------------------------------------------------------------- many runs
@@ -298,7 +298,7 @@ def arguments() -> argparse.ArgumentParser:
     for option in OPTIONS:
         value = getattr(SMALL, option)
         kind = str if option in ("task", "text") else int
-        choices = ("chars", "reverse") if option == "task" else None
+        choices = TASKS if option == "task" else None
         name, words = f"--{option.replace('_', '-')}", f"default: {value}"
         parser.add_argument(name, type=kind, default=value, choices=choices, help=words)
     parser.add_argument(

@@ -30,10 +30,10 @@ from typing import Any
 import tinyres as tr
 from demos import text
 from demos.folder import alone_in
-from demos.training import SCHEDULES, Characters, Setting, Trainer, make_task, progress
+from demos.training import SCHEDULES, TASKS, Characters, Setting, Trainer, make_task, progress
 
 CHOICES = {
-    "task": ("chars", "reverse"),
+    "task": TASKS,
     "schedule": tuple(SCHEDULES),
     "placement": tuple(tr.nn.PLACEMENTS),
 }

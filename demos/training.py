@@ -1,4 +1,4 @@
-"""The training loop that all lessons share, and the two tasks that they train on.
+"""The training loop that all lessons share, and the tasks that they train on.
 
 A run is described by a `Setting`, made reproducible by its seed, and can be stopped and taken up
 again with the same bits, because `Trainer.state` is all that the next step depends on.
@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from tqdm import tqdm
@@ -79,18 +79,20 @@ class Characters:
         return self.text.windows(self.context)
 
 
-class Reverse:
-    """Random symbols 1..16, a separator 0, then the same symbols backwards.
+class Recall:
+    """Random symbols 1..16, a separator 0, then the same symbols, in the `order` of a subclass.
 
-    Only the second half counts: the first can't be predicted. To get it right, a token has to look
-    at exactly one other token, and each at a different distance.
+    Only the second half counts: the first can't be predicted. Every symbol of it stands somewhere
+    in the first half, so that the best loss is 0, and each token has to look at exactly one other.
     """
 
     symbols = 16
+    order: ClassVar[slice]
 
     def __init__(self, context: int, size: int):
         if context < 2 or context % 2:
-            raise ValueError(f"reverse: the context must be even, twice the length, got {context}")
+            name = type(self).__name__.lower()
+            raise ValueError(f"{name}: the context must be even, twice the length, got {context}")
         self.context, self.size = context, size
         self.vocab = self.symbols + 1
 
@@ -98,7 +100,7 @@ class Reverse:
         half = self.context // 2
         given = rng.integers(1, self.symbols + 1, (size or self.size, half))
         separator = np.zeros((len(given), 1), np.int64)
-        whole = np.hstack([given, separator, given[:, ::-1]])
+        whole = np.hstack([given, separator, given[:, self.order]])
         targets = whole[:, 1:].copy()
         targets[:, :half] = IGNORED
         return whole[:, :-1], targets
@@ -112,10 +114,26 @@ class Reverse:
         return math.log(self.symbols)
 
 
+class Copy(Recall):
+    """The same symbols once more: each token looks equally far back."""
+
+    order = slice(None)
+
+
+class Reverse(Recall):
+    """The symbols backwards: each token looks back to a different distance."""
+
+    order = slice(None, None, -1)
+
+
+RECALLS: dict[str, type[Recall]] = {"copy": Copy, "reverse": Reverse}
+TASKS = ("chars", *RECALLS)
+
+
 def make_task(setting: Setting, text: Text | None = None) -> Task:
     """The task that a setting names."""
-    if setting.task == "reverse":
-        return Reverse(setting.context, setting.batch)
+    if setting.task in RECALLS:
+        return RECALLS[setting.task](setting.context, setting.batch)
     if text is None:
         raise ValueError("make_task: the task 'chars' needs a text")
     return Characters(text, setting.context, setting.batch)

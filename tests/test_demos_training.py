@@ -48,15 +48,17 @@ def test_the_claims_on_training(pre: float, post: float, warm: float, holds: lis
     assert [f.holds for f in compare.findings(loss, 3.07, 2.39)] == holds
 
 
-def test_reverse_batches_hold_what_the_task_says() -> None:
-    task = training.Reverse(context=8, size=5)
+@pytest.mark.parametrize(("name", "order"), [("copy", [0, 1, 2, 3]), ("reverse", [3, 2, 1, 0])])
+def test_batches_of_the_recall_tasks_hold_what_they_say(name: str, order: list[int]) -> None:
+    task = training.make_task(training.Setting(task=name, context=8, batch=5))
     tokens, targets = task.batch(np.random.default_rng(0))
     assert tokens.shape == targets.shape == (5, 8)
     assert (tokens[:, 4] == 0).all() and tokens[:, :4].min() >= 1 and tokens.max() <= 16
-    np.testing.assert_array_equal(targets[:, 4:], tokens[:, :4][:, ::-1])
+    np.testing.assert_array_equal(targets[:, 4:], tokens[:, order])
+    np.testing.assert_array_equal(tokens[:, 5:], targets[:, 4:-1])
     assert (targets[:, :4] == training.IGNORED).all()
-    with pytest.raises(ValueError, match="even"):
-        training.Reverse(context=7, size=5)
+    with pytest.raises(ValueError, match=f"{name}: .* even"):
+        training.make_task(training.Setting(task=name, context=7))
 
 
 def test_accuracy_counts_what_counts() -> None:
@@ -74,7 +76,7 @@ def read(out: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("task", ["chars", "reverse"])
+@pytest.mark.parametrize("task", training.TASKS)
 def test_a_resumed_run_has_the_same_bits(task: str, words: Path, tmp_path: Path) -> None:
     options = [*TINY, "--task", task, "--text", str(words), "--warmup", "3", "--every", "4"]
     assert run(tmp_path / "whole", *options, "--steps", "12") == 0
