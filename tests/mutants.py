@@ -79,7 +79,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("g.sum(axis=repeated, keepdims=True)", "g.mean(axis=repeated, keepdims=True)"),
             ("np.zeros(shape, dtype) if h is None", "np.ones(shape, dtype) if h is None"),
             ("if h.dtype not in (dtype, op_dtype):", "if False:"),
-            ("return h.astype(dtype, copy=False)", "return h"),
+            ("return np.asarray(h, dtype)", "return h"),
         ],
     ),
     "tensor": (
@@ -180,7 +180,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         "test_fused.py",
         [
             ("np.tri(shape[-2], shape[-1])", "np.tri(shape[-1], shape[-2]).T"),
-            ("lower & mask", "lower | mask"),
+            ("lower & allowed", "lower | allowed"),
         ],
     ),
     "composed": (

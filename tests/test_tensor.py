@@ -6,6 +6,7 @@ import contextlib
 import copy
 import pickle
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -293,3 +294,14 @@ def test_functions_of_numpy_are_refused_where_a_gradient_would_be_lost(call, cur
         call(tr.Tensor([1.0], requires_grad=True))
     if call is not np.linalg.det:
         assert call(tr.Tensor([1.0])).sum() in (1.0, 2.0)
+
+
+def test_the_engine_and_its_ops_are_read_in_one_sitting():
+    package = Path(tr.__file__).parent
+    lines = [(package / name).read_text().count("\n") for name in ("tensor.py", "ops.py")]
+    assert sum(lines) < 600
+
+
+def test_an_op_knows_what_it_is_spelled_out_as():
+    assert tr.softmax.spelled_out is tr.composed.softmax
+    assert tr.exp.spelled_out is None

@@ -10,16 +10,17 @@ import numpy as np
 
 from tinyres import expect
 from tinyres.arrays import Array, as_array
+from tinyres.signatures import TensorFunction
 from tinyres.tensor import Tensor
 
 
-def of_tensors(count: int) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def of_tensors(count: int) -> Callable[[Callable[..., Tensor]], TensorFunction]:
     """Let a function take lists, numbers and arrays for the first `count` of its arguments.
 
     What goes wrong in it is explained as the errors of ops are.
     """
 
-    def decorate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def decorate(function: Callable[..., Tensor]) -> TensorFunction:
         name = function.__name__
 
         @functools.wraps(function)
@@ -40,21 +41,21 @@ def of_tensors(count: int) -> Callable[[Callable[..., Tensor]], Callable[..., Te
 
 def allowed_pairs(shape: tuple[int, ...], mask: Any, causal: bool) -> Array | None:
     """Which query may attend to which key, of shape (..., T_q, T_k); None where all may."""
-    mask = checked_mask(mask)
+    allowed = checked_mask(mask)
     if not causal:
-        return mask
+        return allowed
     lower = np.tri(shape[-2], shape[-1]).astype(bool)
-    return lower if mask is None else lower & mask
+    return lower if allowed is None else lower & allowed
 
 
 def checked_mask(mask: Any) -> Array | None:
     """The mask as a bool array."""
     if mask is None:
         return None
-    mask = np.asarray(mask._data if isinstance(mask, Tensor) else mask)
-    if mask.dtype != bool:
-        raise TypeError(f"attention: mask must be bool (True = may attend), got {mask.dtype}")
-    return mask
+    allowed = np.asarray(mask._data if isinstance(mask, Tensor) else mask)
+    if allowed.dtype != bool:
+        raise TypeError(f"attention: mask must be bool (True = may attend), got {allowed.dtype}")
+    return allowed
 
 
 def integers(what: str, value: Any) -> Array:
@@ -72,26 +73,26 @@ def integers(what: str, value: Any) -> Array:
 
 def checked_index(what: str, index: Any, size: int, ignore: int | None = None) -> Array:
     """A copy of integers from 0 to size - 1, where they are not to be ignored."""
-    index = integers(what, index)
-    outside = (index < 0) | (index >= size)
+    numbers = integers(what, index)
+    outside = (numbers < 0) | (numbers >= size)
     if ignore is not None:
         if not isinstance(ignore, int | np.integer):
             given = expect.shown(ignore)
             raise TypeError(f"{what}: ignore_index must be an integer or None, got {given}")
-        outside &= index != ignore
+        outside &= numbers != ignore
     if outside.any():
-        raise IndexError(f"{what} has {index[outside][0]}, but it must be from 0 to {size - 1}")
-    return index
+        raise IndexError(f"{what} has {numbers[outside][0]}, but it must be from 0 to {size - 1}")
+    return numbers
 
 
 def checked_targets(shape: tuple[int, ...], targets: Any, ignore_index: Any) -> Array:
     """A copy of the targets of logits of this shape: one a row, and each one of the classes."""
     if not shape or shape[-1] == 0:
         raise ValueError("cross_entropy: logits must be (..., classes), with a class or more")
-    targets = checked_index("cross_entropy: targets", targets, shape[-1], ignore_index)
-    if targets.shape != shape[:-1]:
+    classes = checked_index("cross_entropy: targets", targets, shape[-1], ignore_index)
+    if classes.shape != shape[:-1]:
         raise ValueError(
             f"cross_entropy: targets must have shape {shape[:-1]}, one a row of logits, "
-            f"but have {targets.shape}"
+            f"but have {classes.shape}"
         )
-    return targets
+    return classes

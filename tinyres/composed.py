@@ -7,13 +7,13 @@ faster. Under `tinyres.spelled_out()` these run in their place.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from tinyres import ops
 from tinyres.checked import allowed_pairs, checked_index, checked_targets, of_tensors
 from tinyres.context import scope
+from tinyres.signatures import ArrayLike
 from tinyres.tensor import Tensor
 
 # A score so low that its weight is exactly 0, yet finite: a row of them is not NaN.
@@ -21,7 +21,7 @@ FORBIDDEN = -1e30
 
 
 @of_tensors(3)
-def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W + b; x (..., in), weight (in, out), bias (out,)."""
     y = x @ weight
     return y if bias is None else y + bias
@@ -29,7 +29,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
 
 @of_tensors(1)
 @scope("softmax", level=2)
-def softmax(x: Any, *, axis: int = -1) -> Tensor:
+def softmax(x: Tensor, *, axis: int = -1) -> Tensor:
     """exp(x) / sum(exp(x)). The largest x is taken off first, so that exp can't overflow."""
     e = ops.exp(x - x.max(axis, keepdims=True))
     return e / e.sum(axis, keepdims=True)
@@ -37,7 +37,7 @@ def softmax(x: Any, *, axis: int = -1) -> Tensor:
 
 @of_tensors(1)
 @scope("log_softmax", level=2)
-def log_softmax(x: Any, *, axis: int = -1) -> Tensor:
+def log_softmax(x: Tensor, *, axis: int = -1) -> Tensor:
     """x - log(sum(exp(x)))."""
     shifted = x - x.max(axis, keepdims=True)
     return shifted - ops.exp(shifted).sum(axis, keepdims=True).log()
@@ -45,7 +45,9 @@ def log_softmax(x: Any, *, axis: int = -1) -> Tensor:
 
 @of_tensors(3)
 @scope("layer_norm", level=2)
-def layer_norm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5) -> Tensor:
+def layer_norm(
+    x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, *, eps: float = 1e-5
+) -> Tensor:
     """gamma * (x - mean) / sqrt(variance + eps) + beta, each vector of features on its own."""
     x = x - x[..., :1]  # a common offset: without it a row near 1e6 keeps its digits
     centred = x - x.mean(-1, keepdims=True)
@@ -56,44 +58,52 @@ def layer_norm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5
 
 @of_tensors(2)
 @scope("rms_norm", level=2)
-def rms_norm(x: Any, gamma: Any = None, *, eps: float = 1e-5) -> Tensor:
+def rms_norm(x: Tensor, gamma: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
     """gamma * x / sqrt(mean(x ** 2) + eps)."""
     x_hat = x / ((x * x).mean(-1, keepdims=True) + eps).sqrt()
     return _affine(x_hat, gamma, None)
 
 
-def _affine(x_hat: Tensor, gamma: Any, beta: Any) -> Tensor:
+def _affine(x_hat: Tensor, gamma: Tensor | None, beta: Tensor | None) -> Tensor:
     y = x_hat if gamma is None else x_hat * gamma
     return y if beta is None else y + beta
 
 
 @of_tensors(1)
 @scope("gelu", level=2)
-def gelu(x: Any) -> Tensor:
+def gelu(x: Tensor) -> Tensor:
     """x times the probability that a standard normal variable is below x, in its tanh form."""
     return 0.5 * x * (1 + ops.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 @of_tensors(3)
 @scope("attention", level=-1)
-def attention(q: Any, k: Any, v: Any, *, mask: Any = None, causal: bool = False) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | ArrayLike | None = None, causal: bool = False
+) -> Tensor:
     """softmax(q k^T / sqrt(d)) v, where the mask or causality allows it."""
     with scope("q @ kT / sqrt(d)", level=2):
         scores = (q * q.shape[-1] ** -0.5) @ k.swapaxes(-1, -2)  # (..., T_q, T_k)
-        allowed: Any = allowed_pairs(scores.shape, mask, causal)
+        allowed = allowed_pairs(scores.shape, mask, causal)
         if allowed is not None:
             scores = ops.where(allowed, scores, np.asarray(FORBIDDEN, scores.dtype))
     # (..., T_q, T_k), rows sum to 1; over no keys at all there is nothing to be weighed
-    weights: Any = softmax(scores) if scores.shape[-1] else scores
+    weights = softmax(scores) if scores.shape[-1] else scores
     with scope("@ v", level=2):
-        if mask is not None:  # a row that may attend to nothing gives zeros
+        if mask is not None and allowed is not None:  # a row that may attend to nothing gives zeros
             weights = weights * allowed.any(-1, keepdims=True).astype(scores.dtype)
         return weights @ v  # (..., T_q, d)
 
 
 @of_tensors(3)
 def self_attention(
-    x: Any, weight: Any, bias: Any = None, *, heads: int, mask: Any = None, causal: bool = False
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    heads: int,
+    mask: Tensor | ArrayLike | None = None,
+    causal: bool = False,
 ) -> Tensor:
     """Attention of every head of x to x, side by side; weight (d, 3 d) holds q, k and v."""
     width = x.shape[-1]
@@ -113,14 +123,16 @@ def self_attention(
 
 @of_tensors(1)
 @scope("embedding", level=2)
-def embedding(weight: Any, index: Any) -> Tensor:
+def embedding(weight: Tensor, index: Tensor | ArrayLike) -> Tensor:
     """Row `index` of the table, for each index."""
     return weight[checked_index("embedding: index", index, len(weight))]
 
 
 @of_tensors(1)
 @scope("cross_entropy", level=2)
-def cross_entropy(logits: Any, targets: Any, *, ignore_index: int | None = None) -> Tensor:
+def cross_entropy(
+    logits: Tensor, targets: Tensor | ArrayLike, *, ignore_index: int | None = None
+) -> Tensor:
     """Mean of -log p(target) over the targets that count."""
     targets = checked_targets(logits.shape, targets, ignore_index)
     rows = logits.reshape(-1, logits.shape[-1])

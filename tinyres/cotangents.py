@@ -40,7 +40,7 @@ def fit(
             f"{op}: its pullback returned a cotangent of dtype {h.dtype} for input {slot}, which "
             f"has dtype {dtype}: compute in the dtype of the inputs"
         )
-    return h.astype(dtype, copy=False)
+    return np.asarray(h, dtype)
 
 
 def unbroadcast(g: Array, shape: tuple[int, ...]) -> Array:

@@ -107,7 +107,7 @@ def instance(what: str, value: Any, kinds: type | tuple[type, ...], words: str) 
     return value
 
 
-def function(what: str, value: Any) -> Callable[..., Any]:
+def function(what: str, value: object) -> Callable[..., Any]:
     """Something that can be called."""
     if not callable(value):
         raise TypeError(f"{what} must be a function or a module, got {shown(value)}")
@@ -129,7 +129,7 @@ def dtype(what: str, value: Any, kinds: str = "biuf") -> np.dtype[Any]:
     """A dtype of one of NumPy's `kinds`."""
     wanted = {"biuf": "a float, int or bool dtype", "f": "a float dtype"}[kinds]
     try:
-        found = np.dtype(value) if value is not None else None
+        found: np.dtype[Any] | None = np.dtype(value) if value is not None else None
     except TypeError:
         found = None
     if found is None or found.kind not in kinds:

@@ -7,7 +7,6 @@ derived by hand needs fewer passes over memory; in NumPy these passes are what c
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from tinyres import checked, composed, expect
 from tinyres.arrays import Array
 from tinyres.attend import attend
 from tinyres.context import note_draw
+from tinyres.signatures import ArrayLike, Cotangents, ValueAndPullback
 from tinyres.tensor import Tensor, op
 
 # Sums over the first or the last axis are written as products with a vector of ones: BLAS does
@@ -22,7 +22,7 @@ from tinyres.tensor import Tensor, op
 
 
 @op(spelled_out=composed.linear)
-def linear(x, weight, bias=None):
+def linear(x: Array, weight: Array, bias: Array | None = None) -> ValueAndPullback:
     """x W + b.
 
     x (..., in), weight (in, out), bias (out,) or None.
@@ -41,7 +41,7 @@ def linear(x, weight, bias=None):
         y += bias
     shape = x.shape
 
-    def pullback(g):
+    def pullback(g: Array) -> Cotangents:
         g = g.reshape(len(rows), g.shape[-1])
         gx = (g @ weight.T).reshape(shape)
         return gx, rows.T @ g, None if bias is None else np.ones(len(g), g.dtype) @ g
@@ -50,7 +50,7 @@ def linear(x, weight, bias=None):
 
 
 @op(spelled_out=composed.softmax)
-def softmax(x, *, axis=-1):
+def softmax(x: Array, *, axis: int = -1) -> ValueAndPullback:
     """exp(x) / sum(exp(x)) over `axis`.
 
     >>> softmax(Tensor([0.0, 0.0]))
@@ -62,7 +62,7 @@ def softmax(x, *, axis=-1):
 
 
 @op(spelled_out=composed.log_softmax)
-def log_softmax(x, *, axis=-1):
+def log_softmax(x: Array, *, axis: int = -1) -> ValueAndPullback:
     """x - log(sum(exp(x))) over `axis`.
 
     >>> log_softmax(Tensor([0.0, 0.0]))
@@ -74,7 +74,9 @@ def log_softmax(x, *, axis=-1):
 
 
 @op(spelled_out=composed.layer_norm)
-def layer_norm(x, gamma=None, beta=None, *, eps=1e-5):
+def layer_norm(
+    x: Array, gamma: Array | None = None, beta: Array | None = None, *, eps: float = 1e-5
+) -> ValueAndPullback:
     """gamma * (x - mean) / sqrt(variance + eps) + beta over the last axis (Ba et al. 2016, eq. 4).
 
     x (..., d), gamma and beta (d,) or None; the variance is the biased one.
@@ -95,7 +97,7 @@ def layer_norm(x, gamma=None, beta=None, *, eps=1e-5):
         y += beta
     weighted_mean = mean_of if gamma is None else gamma / d
 
-    def pullback(g):
+    def pullback(g: Array) -> Cotangents:
         g = g.reshape(rows.shape)
         g_x_hat = g * x_hat
         # The mean and the part along x_hat can't pass: the output doesn't change with either.
@@ -110,7 +112,7 @@ def layer_norm(x, gamma=None, beta=None, *, eps=1e-5):
 
 
 @op(spelled_out=composed.rms_norm)
-def rms_norm(x, gamma=None, *, eps=1e-5):
+def rms_norm(x: Array, gamma: Array | None = None, *, eps: float = 1e-5) -> ValueAndPullback:
     """gamma * x / sqrt(mean(x ** 2) + eps) over the last axis (Zhang and Sennrich 2019, eq. 4).
 
     x (..., d), gamma (d,) or None.
@@ -125,7 +127,7 @@ def rms_norm(x, gamma=None, *, eps=1e-5):
     y = x_hat * gamma if gamma is not None else x_hat
     weights = np.full(d, 1 / d, x.dtype) if gamma is None else gamma / d
 
-    def pullback(g):
+    def pullback(g: Array) -> Cotangents:
         g = g.reshape(rows.shape)
         g_x_hat = g * x_hat
         gx = x_hat * -(g_x_hat @ weights)[:, None]
@@ -152,7 +154,7 @@ def _checked_width(name: str, x: Array, eps: float, *vectors: Array | None) -> i
 
 
 @op(spelled_out=composed.gelu)
-def gelu(x):
+def gelu(x: Array) -> ValueAndPullback:
     """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x ** 3))) (Hendrycks and Gimpel 2016, sec. 2).
 
     >>> gelu(Tensor([-1.0, 0.0, 1.0]))
@@ -167,7 +169,7 @@ def gelu(x):
     half = 0.5 * t
     half += 0.5
 
-    def pullback(g):
+    def pullback(g: Array) -> Cotangents:
         # d/dx = half + x/2 (1 - t^2) c (1 + 3 * 0.044715 x^2)
         slope = square * (1.5 * c * 0.044715)
         slope += 0.5 * c
@@ -184,7 +186,9 @@ def gelu(x):
 
 
 @op(spelled_out=composed.attention)
-def attention(q, k, v, *, mask=None, causal=False):
+def attention(
+    q: Array, k: Array, v: Array, *, mask: Tensor | ArrayLike | None = None, causal: bool = False
+) -> ValueAndPullback:
     """softmax(q k^T / sqrt(d)) v (Vaswani et al. 2017, eq. 1).
 
     q (..., T_q, d), k (..., T_k, d), v (..., T_k, d_v). `mask` is bool, True = may attend, and
@@ -206,7 +210,7 @@ def attention(q, k, v, *, mask=None, causal=False):
     y = np.empty((*q.shape[:-1], v.shape[-1]), np.result_type(q, k, v))
     back = attend(q, k, v, y, allowed=checked.checked_mask(mask), causal=causal)
 
-    def pullback(g):
+    def pullback(g: Array) -> Cotangents:
         gradients = [np.empty(a.shape, g.dtype) for a in (q, k, v)]
         back(g, *gradients)
         return gradients
@@ -215,7 +219,15 @@ def attention(q, k, v, *, mask=None, causal=False):
 
 
 @op(spelled_out=composed.self_attention)
-def self_attention(x, weight, bias=None, *, heads, mask=None, causal=False):
+def self_attention(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    heads: int,
+    mask: Tensor | ArrayLike | None = None,
+    causal: bool = False,
+) -> ValueAndPullback:
     """Multi-head self-attention up to the output projection (Vaswani et al. 2017, sec. 3.2.2).
 
     x (..., T, d), weight (d, 3 d) for queries, keys and values, bias (3 d,) or None; `mask`
@@ -248,7 +260,7 @@ def self_attention(x, weight, bias=None, *, heads, mask=None, causal=False):
     q, k, v = by_head(qkv)
     back = attend(q, k, v, y_heads, allowed=allowed, causal=causal)
 
-    def pullback(g):
+    def pullback(g: Array) -> Cotangents:
         g_heads = g.reshape(*x.shape[:-1], heads, d // heads).swapaxes(-2, -3)
         g_qkv = np.empty_like(qkv)
         back(g_heads, *by_head(g_qkv))
@@ -262,7 +274,7 @@ def self_attention(x, weight, bias=None, *, heads, mask=None, causal=False):
 
 
 @op(spelled_out=composed.embedding)
-def embedding(weight, *, index):
+def embedding(weight: Array, *, index: Tensor | ArrayLike) -> ValueAndPullback:
     """Row `index` of a table, for each index.
 
     weight (n, d), index an integer array (...); the result is (..., d).
@@ -277,7 +289,7 @@ def embedding(weight, *, index):
     index = checked.checked_index("embedding: index", index, len(weight))
     shape, dtype = weight.shape, weight.dtype
 
-    def pullback(g):
+    def pullback(g: Array) -> Cotangents:
         # Equal indices next to each other, so that each row of the table is one sum.
         order = np.argsort(index, axis=None, kind="stable")
         rows, starts = np.unique(index.reshape(-1)[order], return_index=True)
@@ -290,7 +302,9 @@ def embedding(weight, *, index):
 
 
 @op(spelled_out=composed.cross_entropy)
-def cross_entropy(logits, *, targets, ignore_index=None):
+def cross_entropy(
+    logits: Array, *, targets: Tensor | ArrayLike, ignore_index: int | None = None
+) -> ValueAndPullback:
     """Mean of -log softmax(logits)[target] over the targets that count, in nats.
 
     logits (..., classes), targets integers (...). Targets equal to `ignore_index` do not count;
@@ -310,7 +324,7 @@ def cross_entropy(logits, *, targets, ignore_index=None):
     total = e.sum(axis=-1, keepdims=True)
     loss = (np.log(total[counted, 0]) - shifted[picked]).sum() / count
 
-    def pullback(g):
+    def pullback(g: Array) -> Cotangents:
         weight = np.zeros((len(rows), 1), rows.dtype)
         weight[counted] = g / count
         out = e * (weight / total)
@@ -321,7 +335,7 @@ def cross_entropy(logits, *, targets, ignore_index=None):
 
 
 @op
-def residual(x, fx):
+def residual(x: Array, fx: Array) -> ValueAndPullback:
     """x + F(x): an addition that is marked as a residual one, and does not broadcast.
 
     >>> residual(Tensor([2.0, 4.0, 6.0]), Tensor([0.5, -1.0, 0.5]))
@@ -331,7 +345,7 @@ def residual(x, fx):
     return x + fx, lambda g: (g, g)
 
 
-def same_shape(x: Any, fx: Any) -> None:
+def same_shape(x: Tensor | Array, fx: Tensor | Array) -> None:
     """Refuse a branch that returns another shape: added to x it would broadcast."""
     if x.shape != fx.shape:
         raise ValueError(
@@ -341,7 +355,7 @@ def same_shape(x: Any, fx: Any) -> None:
 
 
 @op
-def mse(prediction, target):
+def mse(prediction: Array, target: Array) -> ValueAndPullback:
     """Mean of (prediction - target) ** 2; both of one shape.
 
     >>> mse(Tensor([1.0, 2.0]), Tensor([1.0, 4.0]))
@@ -358,12 +372,14 @@ def mse(prediction, target):
 
 
 @op
-def dropout_(x, *, keep):
+def dropout_(x: Array, *, keep: Array) -> ValueAndPullback:
     """x times the given mask, which holds 0 or 1 / (1 - p)."""
     return x * keep, lambda g: (g * keep,)
 
 
-def dropout(x: Any, p: float, rng: np.random.Generator, *, training: bool = True) -> Tensor:
+def dropout(
+    x: Tensor | ArrayLike, p: float, rng: np.random.Generator, *, training: bool = True
+) -> Tensor:
     """Each element 0 with probability p, else x / (1 - p) (Srivastava et al. 2014).
 
     >>> dropout(Tensor([1.0, 1.0]), 1.0, np.random.default_rng(0))

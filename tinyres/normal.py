@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from tinyres.arrays import Array
 from tinyres.context import scope
+from tinyres.signatures import ArrayLike, ValueAndPullback
 from tinyres.tensor import Tensor, op
 
 # P(z) / Q(z) is close to Phi(-z) exp(z ** 2 / 2) for z >= 0: algorithm 5666 for erfc in Hart et al.
@@ -20,7 +20,7 @@ Q = (0.08838834764831844, 1.755667163182642, 16.06417757920695, 86.7807322029460
 
 
 @op
-def normal_cdf(x):
+def normal_cdf(x: Array) -> ValueAndPullback:
     """Phi(x), the probability that a standard normal variable is below x.
 
     2 Phi(x) = 1 + erf(x / sqrt(2)).
@@ -46,7 +46,7 @@ def _polynomial(coefficients: tuple[float, ...], z: Array) -> Array:
 
 
 @scope("gelu_exact", level=2)
-def gelu_exact(x: Any) -> Tensor:
+def gelu_exact(x: Tensor | ArrayLike) -> Tensor:
     """x Phi(x), with no tanh to stand for it (Hendrycks and Gimpel 2016, sec. 2).
 
     BERT and PyTorch's "gelu" compute this; GPT-2 and `gelu` the form with tanh, which differs from

@@ -5,8 +5,8 @@ Nothing is computed here. Each method is short for the function of the package t
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+import importlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tinyres import expect
 
 if TYPE_CHECKING:
+    from tinyres.signatures import ArrayLike, Axis
     from tinyres.tensor import Tensor
 
 SCALAR = (bool, int, float, np.integer, np.floating, np.bool_)
@@ -33,12 +34,16 @@ UFUNCS = {
 }
 
 
-@functools.cache
-def _tr() -> Any:
-    """The package: its functions build on Tensor, so they can be looked up only when called."""
-    import tinyres
+class _Package:
+    """The package's functions build on Tensor, so they can be looked up only when called."""
 
-    return tinyres
+    def __getattr__(self, name: str) -> Callable[..., Tensor]:
+        found: Callable[..., Tensor] = getattr(importlib.import_module("tinyres"), name)
+        self.__dict__[name] = found  # from now on without a search
+        return found
+
+
+tr = _Package()
 
 
 def _array(value: Any) -> Any:
@@ -75,23 +80,23 @@ class Operators:
         fits = self.dtype.kind == "f" or not isinstance(other, float | np.floating)
         return isinstance(other, SCALAR) and fits
 
-    def __add__(self, other: Any) -> Tensor:
+    def __add__(self, other: Tensor | ArrayLike) -> Tensor:
         if self._takes(other):
-            return _tr().shift(self, by=_number(other))
-        return _tr().add(self, other)
+            return tr.shift(self, by=_number(other))
+        return tr.add(self, other)
 
-    def __mul__(self, other: Any) -> Tensor:
+    def __mul__(self, other: Tensor | ArrayLike) -> Tensor:
         if self._takes(other):
-            return _tr().scale(self, by=_number(other))
-        return _tr().mul(self, other)
+            return tr.scale(self, by=_number(other))
+        return tr.mul(self, other)
 
-    def __sub__(self, other: Any) -> Tensor:
-        return self + -_number(other) if self._takes(other) else _tr().sub(self, other)
+    def __sub__(self, other: Tensor | ArrayLike) -> Tensor:
+        return self + -_number(other) if self._takes(other) else tr.sub(self, other)
 
-    def __pow__(self, other: Any) -> Tensor:
+    def __pow__(self, other: Tensor | ArrayLike) -> Tensor:
         if self._takes(other):
-            return _tr().raise_to(self, exponent=_number(other))
-        return _tr().power(self, other)
+            return tr.raise_to(self, exponent=_number(other))
+        return tr.power(self, other)
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -99,43 +104,43 @@ class Operators:
     def __neg__(self) -> Tensor:
         return self * -1
 
-    def __rsub__(self, other: Any) -> Tensor:
-        return _tr().sub(other, self)
+    def __rsub__(self, other: Tensor | ArrayLike) -> Tensor:
+        return tr.sub(other, self)
 
-    def __truediv__(self, other: Any) -> Tensor:
-        return _tr().div(self, other)
+    def __truediv__(self, other: Tensor | ArrayLike) -> Tensor:
+        return tr.div(self, other)
 
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return _tr().div(other, self)
+    def __rtruediv__(self, other: Tensor | ArrayLike) -> Tensor:
+        return tr.div(other, self)
 
-    def __rpow__(self, other: Any) -> Tensor:
-        return _tr().power(other, self)
+    def __rpow__(self, other: Tensor | ArrayLike) -> Tensor:
+        return tr.power(other, self)
 
-    def __matmul__(self, other: Any) -> Tensor:
-        return _tr().matmul(self, other)
+    def __matmul__(self, other: Tensor | ArrayLike) -> Tensor:
+        return tr.matmul(self, other)
 
-    def __rmatmul__(self, other: Any) -> Tensor:
-        return _tr().matmul(other, self)
+    def __rmatmul__(self, other: Tensor | ArrayLike) -> Tensor:
+        return tr.matmul(other, self)
 
     def __getitem__(self, index: Any) -> Tensor:
         index = tuple(map(_array, index)) if isinstance(index, tuple) else _array(index)
-        return _tr().getitem(self, index=index)
+        return tr.getitem(self, index=index)
 
     # Comparisons give bool arrays. `==` stays identity, so that tensors can be keys of a dict.
 
-    def __lt__(self, other: Any) -> Any:
+    def __lt__(self, other: Tensor | ArrayLike) -> Any:
         return _compared(np.less, self, other)
 
-    def __le__(self, other: Any) -> Any:
+    def __le__(self, other: Tensor | ArrayLike) -> Any:
         return _compared(np.less_equal, self, other)
 
-    def __gt__(self, other: Any) -> Any:
+    def __gt__(self, other: Tensor | ArrayLike) -> Any:
         return _compared(np.greater, self, other)
 
-    def __ge__(self, other: Any) -> Any:
+    def __ge__(self, other: Tensor | ArrayLike) -> Any:
         return _compared(np.greater_equal, self, other)
 
-    def __contains__(self, value: Any) -> bool:
+    def __contains__(self, value: Tensor | ArrayLike) -> bool:
         return bool(_compared(np.equal, self, value).any())
 
     def __len__(self) -> int:
@@ -210,7 +215,7 @@ class Operators:
             if isinstance(left, Operators):
                 return getattr(left, on_left)(right)
             return getattr(right, on_right)(left)
-        known = method == "__call__" and "out" not in kwargs and hasattr(_tr(), ufunc.__name__)
+        known = method == "__call__" and "out" not in kwargs and hasattr(tr, ufunc.__name__)
         cure = f"tr.{ufunc.__name__}" if known else "tensor.detach().numpy()"
         raise TypeError(
             f"np.{ufunc.__name__}: NumPy would lose the gradient of a tensor: use {cure}"
@@ -219,7 +224,7 @@ class Operators:
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """np.sum and the like: done on tensors without gradient, refused on the others."""
         if _requires_grad([args, kwargs]):
-            known = hasattr(_tr(), func.__name__)
+            known = hasattr(tr, func.__name__)
             cure = f"tr.{func.__name__}" if known else "tensor.detach().numpy()"
             raise TypeError(
                 f"np.{func.__name__}: NumPy would lose the gradient of a tensor: use {cure}"
@@ -240,33 +245,33 @@ class Operators:
 
     # ---- methods
 
-    def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+    def sum(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Sum over `axis`, over all by default."""
-        return _tr().sum(self, axis=axis, keepdims=keepdims)
+        return tr.sum(self, axis=axis, keepdims=keepdims)
 
-    def mean(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+    def mean(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Mean over `axis`."""
-        return _tr().mean(self, axis=axis, keepdims=keepdims)
+        return tr.mean(self, axis=axis, keepdims=keepdims)
 
-    def var(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+    def var(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Biased variance over `axis`, as NumPy's and LayerNorm's."""
-        return _tr().var(self, axis=axis, keepdims=keepdims)
+        return tr.var(self, axis=axis, keepdims=keepdims)
 
-    def max(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+    def max(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Largest value over `axis`; equal ones share the gradient."""
-        return _tr().max(self, axis=axis, keepdims=keepdims)
+        return tr.max(self, axis=axis, keepdims=keepdims)
 
-    def min(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+    def min(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Smallest value over `axis`; equal ones share the gradient."""
         return -(-self).max(axis, keepdims)
 
     def reshape(self, *shape: Any) -> Tensor:
         """The same elements in another shape; one length may be -1."""
-        return _tr().reshape(self, shape=_unpacked(shape))
+        return tr.reshape(self, shape=_unpacked(shape))
 
     def transpose(self, *axes: Any) -> Tensor:
         """The axes in another order, reversed by default."""
-        return _tr().transpose(self, axes=_unpacked(axes) or None)
+        return tr.transpose(self, axes=_unpacked(axes) or None)
 
     @property
     def T(self) -> Tensor:
@@ -278,43 +283,43 @@ class Operators:
         axes = list(range(self.ndim))
         a, b = (expect.axis("swapaxes", i, self.ndim) for i in (a, b))
         axes[a], axes[b] = axes[b], axes[a]
-        return _tr().transpose(self, axes=tuple(axes))
+        return tr.transpose(self, axes=tuple(axes))
 
     def softmax(self, axis: int = -1) -> Tensor:
         """exp(x) / sum(exp(x)) over `axis`."""
-        return _tr().softmax(self, axis=axis)
+        return tr.softmax(self, axis=axis)
 
     def log_softmax(self, axis: int = -1) -> Tensor:
         """x - log(sum(exp(x))) over `axis`."""
-        return _tr().log_softmax(self, axis=axis)
+        return tr.log_softmax(self, axis=axis)
 
     def exp(self) -> Tensor:
         """e ** x."""
-        return _tr().exp(self)
+        return tr.exp(self)
 
     def log(self) -> Tensor:
         """Natural logarithm."""
-        return _tr().log(self)
+        return tr.log(self)
 
     def sqrt(self) -> Tensor:
         """Square root."""
-        return _tr().sqrt(self)
+        return tr.sqrt(self)
 
     def tanh(self) -> Tensor:
         """Hyperbolic tangent."""
-        return _tr().tanh(self)
+        return tr.tanh(self)
 
     def sigmoid(self) -> Tensor:
         """1 / (1 + exp(-x))."""
-        return _tr().sigmoid(self)
+        return tr.sigmoid(self)
 
     def relu(self) -> Tensor:
         """max(x, 0)."""
-        return _tr().relu(self)
+        return tr.relu(self)
 
     def gelu(self) -> Tensor:
         """x times the probability that a normal variable is below x, in its tanh form."""
-        return _tr().gelu(self)
+        return tr.gelu(self)
 
 
 def _copied(cls: Any, data: npt.NDArray[Any], requires_grad: bool, grad: Any) -> Any:

@@ -14,43 +14,44 @@ from typing import Any
 import numpy as np
 
 from tinyres.arrays import Array
+from tinyres.signatures import ArrayLike, Axis, Cotangents, ValueAndPullback
 from tinyres.tensor import Tensor, op
 
 # ---------------------------------------------------------------- elementwise, two inputs
 
 
 @op
-def add(a, b):
+def add(a: Array, b: Array) -> ValueAndPullback:
     """Sum a + b, elementwise."""
     return a + b, lambda g: (g, g)
 
 
 @op
-def sub(a, b):
+def sub(a: Array, b: Array) -> ValueAndPullback:
     """Difference a - b, elementwise."""
     return a - b, lambda g: (g, -g)
 
 
 @op
-def mul(a, b):
+def mul(a: Array, b: Array) -> ValueAndPullback:
     """Product a * b, elementwise."""
     return a * b, lambda g: (g * b, g * a)
 
 
 @op
-def div(a, b):
+def div(a: Array, b: Array) -> ValueAndPullback:
     """Quotient a / b, elementwise."""
     value = a / b
     return value, lambda g: (g / b, -g * value / b)
 
 
 @op
-def power(a, b):
+def power(a: Array, b: Array) -> ValueAndPullback:
     """a ** b, elementwise; the gradient of b is 0 where a <= 0."""
     value = a**b
     a, b = a.astype(value.dtype, copy=False), b.astype(value.dtype, copy=False)
 
-    def pullback(g):
+    def pullback(g: Array) -> Cotangents:
         gb = np.where(a > 0, value * np.log(np.where(a > 0, a, 1)), 0)
         return g * b * a ** np.where(b == 0, 1, b - 1), g * gb
 
@@ -58,18 +59,18 @@ def power(a, b):
 
 
 @op
-def maximum(a, b):
+def maximum(a: Array, b: Array) -> ValueAndPullback:
     """The larger of a and b, elementwise; equal ones share the gradient."""
     share_a = (a > b) + (a == b) * np.result_type(a, b).type(0.5)
     return np.maximum(a, b), lambda g: (g * share_a, g * (1 - share_a))
 
 
 @op
-def where(condition, a, b):
+def where(condition: Array, a: Array, b: Array) -> ValueAndPullback:
     """a where the condition holds, b elsewhere."""
     zero = np.zeros((), a.dtype)
 
-    def pullback(g):
+    def pullback(g: Array) -> Cotangents:
         return None, np.where(condition, g, zero), np.where(condition, zero, g)
 
     return np.where(condition, a, b), pullback
@@ -79,59 +80,59 @@ def where(condition, a, b):
 
 
 @op
-def shift(x, *, by):
+def shift(x: Array, *, by: float) -> ValueAndPullback:
     """x + a number."""
     return x + by, lambda g: (g,)
 
 
 @op
-def scale(x, *, by):
+def scale(x: Array, *, by: float) -> ValueAndPullback:
     """x * a number."""
     return x * by, lambda g: (g * by,)
 
 
 @op
-def raise_to(x, *, exponent):
+def raise_to(x: Array, *, exponent: float) -> ValueAndPullback:
     """x ** a number. At 0 the gradient of x ** 0 is 0, and that of a root is infinite."""
     return x**exponent, lambda g: (g * (exponent * x ** (exponent - 1 if exponent else 0)),)
 
 
 @op
-def exp(x):
+def exp(x: Array) -> ValueAndPullback:
     """e ** x."""
     value = np.exp(x)
     return value, lambda g: (g * value,)
 
 
 @op
-def log(x):
+def log(x: Array) -> ValueAndPullback:
     """Natural logarithm."""
     return np.log(x), lambda g: (g / x,)
 
 
 @op
-def sqrt(x):
+def sqrt(x: Array) -> ValueAndPullback:
     """Square root; its gradient at 0 is infinite."""
     value = np.sqrt(x)
     return value, lambda g: (g / (2 * value),)
 
 
 @op
-def tanh(x):
+def tanh(x: Array) -> ValueAndPullback:
     """Hyperbolic tangent."""
     value = np.tanh(x)
     return value, lambda g: (g * (1 - value * value),)
 
 
 @op
-def sigmoid(x):
+def sigmoid(x: Array) -> ValueAndPullback:
     """1 / (1 + exp(-x)), by way of tanh, which does not overflow."""
     value = 0.5 * np.tanh(0.5 * x) + 0.5
     return value, lambda g: (g * value * (1 - value),)
 
 
 @op
-def relu(x):
+def relu(x: Array) -> ValueAndPullback:
     """max(x, 0); its gradient at 0 is 0."""
     value = np.maximum(x, np.zeros(x.shape[-1:], x.dtype))  # twice as fast as with a number
     return value, lambda g: (g * (value > 0),)
@@ -140,7 +141,7 @@ def relu(x):
 # ---------------------------------------------------------------- along axes
 
 
-def _spread(reduced: Array, x_shape: tuple[int, ...], axis: Any, keepdims: bool) -> Array:
+def _spread(reduced: Array, x_shape: tuple[int, ...], axis: Axis, keepdims: bool) -> Array:
     """A reduced array, repeated along the axes over which it was reduced."""
     if not keepdims:
         axes = tuple(range(len(x_shape))) if axis is None else axis
@@ -149,7 +150,7 @@ def _spread(reduced: Array, x_shape: tuple[int, ...], axis: Any, keepdims: bool)
 
 
 @op
-def sum(x, *, axis=None, keepdims=False):
+def sum(x: Array, *, axis: Axis = None, keepdims: bool = False) -> ValueAndPullback:
     """Sum over `axis`, over all by default."""
     shape = x.shape
     value = x.sum(axis=axis, keepdims=keepdims)
@@ -157,7 +158,7 @@ def sum(x, *, axis=None, keepdims=False):
 
 
 @op
-def mean(x, *, axis=None, keepdims=False):
+def mean(x: Array, *, axis: Axis = None, keepdims: bool = False) -> ValueAndPullback:
     """Mean over `axis`."""
     value, shape = x.mean(axis=axis, keepdims=keepdims), x.shape
     count = x.size / builtins.max(np.size(value), 1)
@@ -165,7 +166,7 @@ def mean(x, *, axis=None, keepdims=False):
 
 
 @op
-def var(x, *, axis=None, keepdims=False):
+def var(x: Array, *, axis: Axis = None, keepdims: bool = False) -> ValueAndPullback:
     """Biased variance over `axis`: the mean of (x - mean) ** 2."""
     value = x.var(axis=axis, keepdims=keepdims)
     centred = x - x.mean(axis=axis, keepdims=True)
@@ -174,7 +175,7 @@ def var(x, *, axis=None, keepdims=False):
 
 
 @op
-def max(x, *, axis=None, keepdims=False):
+def max(x: Array, *, axis: Axis = None, keepdims: bool = False) -> ValueAndPullback:
     """Largest value over `axis`; equal ones share the gradient."""
     value = x.max(axis=axis, keepdims=keepdims)
     ties = x == x.max(axis=axis, keepdims=True)
@@ -183,11 +184,11 @@ def max(x, *, axis=None, keepdims=False):
 
 
 @op
-def norm(x, *, axis=None, keepdims=False):
+def norm(x: Array, *, axis: Axis = None, keepdims: bool = False) -> ValueAndPullback:
     """Length sqrt(sum(x ** 2)) over `axis`; the gradient of the zero vector is 0."""
     value = np.sqrt((x * x).sum(axis=axis, keepdims=keepdims))
 
-    def pullback(g):
+    def pullback(g: Array) -> Cotangents:
         length = _spread(value, x.shape, axis, keepdims)
         unit = x / np.where(length == 0, 1, length)
         return (_spread(g, x.shape, axis, keepdims) * unit,)
@@ -196,10 +197,10 @@ def norm(x, *, axis=None, keepdims=False):
 
 
 @op
-def matmul(a, b):
+def matmul(a: Array, b: Array) -> ValueAndPullback:
     """Matrix product a @ b; 1-D operands are a row on the left and a column on the right."""
 
-    def pullback(g):
+    def pullback(g: Array) -> Cotangents:
         if a.ndim == b.ndim == 1:
             return g * b, g * a
         rows, columns = np.atleast_2d(a), b[:, None] if b.ndim == 1 else b
@@ -214,14 +215,14 @@ def matmul(a, b):
 
 
 @op
-def reshape(x, *, shape):
+def reshape(x: Array, *, shape: tuple[int, ...]) -> ValueAndPullback:
     """The same elements in another shape."""
     before = x.shape
     return x.reshape(shape), lambda g: (g.reshape(before),)
 
 
 @op
-def transpose(x, *, axes=None):
+def transpose(x: Array, *, axes: tuple[int, ...] | None = None) -> ValueAndPullback:
     """The axes in another order, reversed by default."""
     value = x.transpose(axes)
     back = None if axes is None else tuple(np.argsort([a % x.ndim for a in axes]))
@@ -229,14 +230,14 @@ def transpose(x, *, axes=None):
 
 
 @op
-def getitem(x, *, index):
+def getitem(x: Array, *, index: Any) -> ValueAndPullback:
     """x[index]; an element taken twice gets both gradients."""
     shape, dtype = x.shape, x.dtype
     parts = index if isinstance(index, tuple) else (index,)
     once = all(p is None or p is Ellipsis or isinstance(p, int | slice) for p in parts)
     kept = index if once else copy.deepcopy(index)  # its owner may change an array
 
-    def pullback(g):
+    def pullback(g: Array) -> Cotangents:
         out = np.zeros(shape, dtype)
         if once:
             out[kept] = g
@@ -248,19 +249,19 @@ def getitem(x, *, index):
 
 
 @op
-def concatenate_(*arrays, axis):
+def concatenate_(*arrays: Array, axis: int) -> ValueAndPullback:
     """Arrays joined along an axis that they have."""
     ends = np.cumsum([a.shape[axis] for a in arrays])[:-1]
     return np.concatenate(arrays, axis), lambda g: np.split(g, ends, axis)
 
 
 @op
-def stack_(*arrays, axis):
+def stack_(*arrays: Array, axis: int) -> ValueAndPullback:
     """Arrays of one shape joined along a new axis."""
     return np.stack(arrays, axis), lambda g: tuple(np.moveaxis(g, axis, 0))
 
 
-def concatenate(tensors: Iterable[Any], axis: int = 0) -> Tensor:
+def concatenate(tensors: Iterable[Tensor | ArrayLike], axis: int = 0) -> Tensor:
     """Join tensors along an axis that they have.
 
     >>> concatenate([Tensor([1.0]), Tensor([2.0, 3.0])])
@@ -269,7 +270,7 @@ def concatenate(tensors: Iterable[Any], axis: int = 0) -> Tensor:
     return concatenate_(*tensors, axis=axis)
 
 
-def stack(tensors: Iterable[Any], axis: int = 0) -> Tensor:
+def stack(tensors: Iterable[Tensor | ArrayLike], axis: int = 0) -> Tensor:
     """Join tensors of one shape along a new axis.
 
     >>> stack([Tensor([1.0, 2.0]), Tensor([3.0, 4.0])]).shape

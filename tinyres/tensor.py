@@ -13,7 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,7 @@ from tinyres import cotangents, expect
 from tinyres.arrays import CLOCK, Array, as_array, as_operand, note_write, operand_dtype, stays
 from tinyres.context import MODE, SCOPE
 from tinyres.operators import Operators
-
-Pullback: TypeAlias = Callable[[Array], Sequence["Array | None"]]
+from tinyres.signatures import Cotangents, Op, Pullback, Twin, ValueAndPullback, Watch
 
 
 class Node:
@@ -49,23 +48,18 @@ class Node:
         self.scope = SCOPE.get()
 
 
-def walk_back(
-    root: Node,
-    seed: Array,
-    retain_graph: bool = False,
-    watch: Callable[[Node, int, Array], None] | None = None,
-) -> None:
+def walk_back(root: Node, seed: Array, retain: bool = False, watch: Watch | None = None) -> None:
     """Carry `seed`, the cotangent of `root`, back to every leaf; `watch` sees each edge crossed."""
     arrived: list[tuple[Node, Array]] = []
     token = DELIVER.set(arrived.extend)  # a walk inside a pullback hands over what it finds
     try:
-        _walk(root, seed, retain_graph, watch, arrived)
+        _walk(root, seed, retain, watch, arrived)
     finally:
         DELIVER.reset(token)
     DELIVER.get()(arrived)  # only now: a pullback that fails leaves every gradient as it was
 
 
-def _walk(root: Node, seed: Array, retain: bool, watch: Any, arrived: list[Any]) -> None:
+def _walk(root: Node, seed: Array, retain: bool, watch: Watch | None, arrived: list[Any]) -> None:
     check = MODE.get().check
     of = {root: seed}  # the cotangent of each node that waits
     summed = set()  # nodes whose cotangent is a sum made here: nobody else holds that array
@@ -112,12 +106,16 @@ def add_to_leaves(arrived: Sequence[tuple[Node, Array]]) -> None:
 DELIVER: ContextVar[Callable[..., None]] = ContextVar("tinyres_deliver", default=add_to_leaves)
 
 
-def _freed(_: Array) -> Sequence[Array | None]:
+def _freed(_: Array) -> Cotangents:
     raise RuntimeError("backward: this graph has been walked already, and was freed on the way: "
                        "pass retain_graph=True to the first backward to walk it again")  # fmt: skip
 
 
-def op(function: Any = None, *, spelled_out: Callable[..., Tensor] | None = None) -> Any:
+@overload
+def op(function: Callable[..., ValueAndPullback]) -> Op: ...
+@overload
+def op(*, spelled_out: Twin = None) -> Callable[[Callable[..., ValueAndPullback]], Op]: ...
+def op(function: Any = None, *, spelled_out: Twin = None) -> Any:
     """Make an op on tensors of a function on arrays that returns `(value, pullback)`.
 
     Its positional parameters are arrays, its keyword-only ones attributes. The pullback takes the
