@@ -22,7 +22,7 @@ from tinyres import cotangents, expect
 from tinyres.arrays import CLOCK, Array, as_array, as_operand, note_write, operand_dtype, stays
 from tinyres.context import MODE, SCOPE
 from tinyres.operators import Operators
-from tinyres.signatures import Cotangents, Op, Pullback, Twin, ValueAndPullback, Watch
+from tinyres.signatures import ArrayLike, Cotangents, Op, Pullback, Twin, ValueAndPullback, Watch
 
 
 class Node:
@@ -199,8 +199,9 @@ class Tensor(Operators):
     _kind = "leaf"  # how a graph calls it
 
     def __init__(
-        self, data: Any, *, requires_grad: bool = False, dtype: npt.DTypeLike | None = None
-    ):
+        self, data: Tensor | ArrayLike, *, requires_grad: bool = False,
+        dtype: npt.DTypeLike | None = None
+    ):  # fmt: skip
         self._data = as_array(data, dtype)
         self._node = None
         self.requires_grad = requires_grad
@@ -226,7 +227,7 @@ class Tensor(Operators):
         return self._data
 
     @data.setter
-    def data(self, value: Any) -> None:
+    def data(self, value: Tensor | ArrayLike) -> None:
         if value is not self._data:  # `t.data -= step` has written already
             value = as_array(value, self.dtype, "data")
             if value.shape != self.shape:
@@ -242,7 +243,7 @@ class Tensor(Operators):
         return None if self._node is None else self._node.grad
 
     @grad.setter
-    def grad(self, value: Any) -> None:
+    def grad(self, value: Tensor | ArrayLike | None) -> None:
         if value is not None:
             value = as_array(value, self.dtype, "grad")
             if not self.requires_grad or value.shape != self.shape:
@@ -274,8 +275,9 @@ class Tensor(Operators):
         return self._node is None or self._node.pullback is None
 
     def backward(
-        self, grad: Any = None, *, retain_graph: bool = False, create_graph: bool = False
-    ) -> None:
+        self, grad: Tensor | ArrayLike | None = None, *, retain_graph: bool = False,
+        create_graph: bool = False
+    ) -> None:  # fmt: skip
         """Add to every leaf's `.grad` the gradient of this tensor, weighted by `grad`.
 
         The graph is freed on the way, unless `retain_graph`.
@@ -292,7 +294,7 @@ class Tensor(Operators):
             )
         return self._node
 
-    def _seed(self, grad: Any) -> Array:
+    def _seed(self, grad: Tensor | ArrayLike | None) -> Array:
         if grad is None and self.size != 1:
             raise ValueError(
                 f"backward: it starts at one number, but this tensor has shape {self.shape}: "
