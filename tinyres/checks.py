@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from tinyres import expect
 from tinyres.arrays import Array, as_array
 from tinyres.context import Scope, no_grad, switched
+from tinyres.signatures import ArrayLike
 from tinyres.tensor import DELIVER, Node, Tensor
 
 
 def gradcheck(
     fn: Callable[..., Tensor],
-    inputs: Sequence[Any],
+    inputs: Sequence[Tensor | ArrayLike],
     *,
     eps: float = 1e-6,
     atol: float = 1e-6,

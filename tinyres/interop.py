@@ -27,6 +27,7 @@ from tinyres.nn.layers import Embedding, FeedForward, LayerNorm, Linear, MultiHe
 from tinyres.nn.module import Module, Parameter
 from tinyres.nn.residual import PostLN, PreLN, Residual
 from tinyres.nn.transformer import TransformerBlock, TransformerLM, TransformerStack
+from tinyres.signatures import ArrayLike
 from tinyres.tensor import Tensor
 
 State: TypeAlias = "Mapping[str, Any] | str | os.PathLike[str]"
@@ -178,7 +179,12 @@ class BertEncoder(Module):
             placement="post", activation="gelu_exact", eps=eps, rng=rng,
         )  # fmt: skip
 
-    def forward(self, tokens: Any, types: Any = None, mask: Any = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor | ArrayLike,
+        types: Tensor | ArrayLike | None = None,
+        mask: Tensor | ArrayLike | None = None,
+    ) -> Tensor:
         x = self.norm(self.embed(tokens, types))
         if mask is None:
             return self.stack(x)
@@ -188,7 +194,7 @@ class BertEncoder(Module):
         return self.stack(x, None, mask[:, None, None, :])  # the same for all heads and queries
 
     @scope("embed", level=2)
-    def embed(self, tokens: Any, types: Any = None) -> Tensor:
+    def embed(self, tokens: Tensor | ArrayLike, types: Tensor | ArrayLike | None = None) -> Tensor:
         """The sum of what the token is, where it stands and which part it belongs to."""
         tokens = checked.integers("BertEncoder: tokens", tokens)
         longest = len(self.position.weight)

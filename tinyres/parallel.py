@@ -13,12 +13,15 @@ import numpy as np
 from tinyres import expect
 from tinyres.arrays import Array
 from tinyres.context import DRAWN
+from tinyres.signatures import ArrayLike
 from tinyres.tensor import DELIVER, Node, Tensor, add_to_leaves
 
 Part = tuple[float, list[tuple[Node, Array]], dict[np.random.Generator, Any]]
 
 
-def data_parallel(loss: Callable[..., Tensor], *batch: Any, threads: int = 2) -> float:
+def data_parallel(
+    loss: Callable[..., Tensor], *batch: Tensor | ArrayLike, threads: int = 2
+) -> float:
     """Do `loss(*batch).backward()` with the rows of the batch shared among threads.
 
     Returns the loss as a number and leaves the gradients of the whole batch, which are right to

@@ -10,10 +10,11 @@ import numpy as np
 from tinyres import expect
 from tinyres.arrays import Array
 from tinyres.context import DRAWN, MODE, no_grad, switched
+from tinyres.signatures import ArrayLike, Cotangents
 from tinyres.tensor import DELIVER, Node, Tensor, walk_back
 
 
-def checkpoint(fn: Callable[..., Tensor], *inputs: Any) -> Tensor:
+def checkpoint(fn: Callable[..., Tensor], *inputs: Tensor | ArrayLike) -> Tensor:
     """fn(*inputs), without keeping what its gradient needs: backward runs `fn` once more.
 
     That frees the memory of all values inside `fn`, for a second forward pass (Chen et al. 2016).
@@ -33,7 +34,7 @@ def checkpoint(fn: Callable[..., Tensor], *inputs: Any) -> Tensor:
     value, arrays = out.data, [t.data for t in tensors]
     differentiable = [t.requires_grad for t in tensors]
 
-    def pullback(g: Array) -> list[Array | None]:
+    def pullback(g: Array) -> Cotangents:
         copies = [Tensor._of(a) for a in arrays]
         for copy, requires_grad in zip(copies, differentiable):
             copy.requires_grad = requires_grad
@@ -55,7 +56,7 @@ def checkpoint(fn: Callable[..., Tensor], *inputs: Any) -> Tensor:
     return out
 
 
-def _cotangents(y: Tensor, g: Array, copies: list[Tensor]) -> list[Array | None]:
+def _cotangents(y: Tensor, g: Array, copies: list[Tensor]) -> Cotangents:
     """Walk back from y; what arrives at the copies is returned, the rest goes where the walk
     around this one collects."""
     arrived: list[tuple[Node, Array]] = []

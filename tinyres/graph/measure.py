@@ -10,12 +10,13 @@ from tinyres.arrays import Array
 from tinyres.graph.size import length
 from tinyres.graph.skip import find_skips, ways_from_fork
 from tinyres.graph.trace import Edge, Graph, Share, described, tape
+from tinyres.signatures import ArrayLike
 from tinyres.tensor import Tensor, walk_back
 
 
 def trace_backward(
     loss: Tensor,
-    grad: Any = None,
+    grad: Tensor | ArrayLike | None = None,
     *,
     retain_graph: bool = False,
     names: Mapping[str, Tensor] | None = None,

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from tinyres import fused, ops
 from tinyres.nn.module import Parameter
-from tinyres.nn.residual import BlockRule, Norm, Place, Residual
+from tinyres.nn.residual import BlockRule, Norm, NormLayer, Place, Residual, Sublayer
 from tinyres.tensor import Tensor
 
-Sublayer = Callable[[Tensor], Tensor]
+# What runs from block to block, where it is more than one tensor.
+Pair: TypeAlias = tuple[Tensor, Tensor]
+History: TypeAlias = tuple[Tensor, tuple[Tensor, ...]]
 
 # ---------------------------------------------------------------- rules of a block
 
@@ -131,7 +132,7 @@ class DLCL(BlockRule):
         count = self.place.block + 1
         self.weights = [Parameter(np.full(1, 1 / count, np.float32)) for _ in range(count)]
 
-    def forward(self, stream: Any, attention: Sublayer, feed_forward: Sublayer) -> Any:
+    def forward(self, stream: History, attention: Sublayer, feed_forward: Sublayer) -> History:
         x, history = stream
         m = x + attention(self.norm(x))
         y = m + feed_forward(self.feed_forward_norm(m))
@@ -139,16 +140,16 @@ class DLCL(BlockRule):
         return functools.reduce(ops.add, map(ops.mul, self.weights, history)), history
 
     @classmethod
-    def begin(cls, x: Tensor, norm: Any) -> Any:
-        y_0 = norm(x)
+    def begin(cls, x: Tensor, norm: NormLayer | None) -> History:
+        y_0: Tensor = super().begin(x, norm)
         return y_0, (y_0,)
 
     @classmethod
-    def end(cls, stream: Any, norm: Any) -> Tensor:
-        return norm(stream[0])
+    def end(cls, stream: History, norm: NormLayer | None) -> Tensor:
+        return super().end(stream[0], norm)
 
     @classmethod
-    def seen(cls, stream: Any) -> Tensor:
+    def seen(cls, stream: History) -> Tensor:
         return stream[0]
 
 
@@ -163,22 +164,22 @@ class ResiDual(Residual):
     streams = 2
     final_norm = True
 
-    def forward(self, stream: Any) -> Any:
+    def forward(self, stream: Pair) -> Pair:
         p, q = stream
         fp = self.sublayer(p)
         return self.norm(p + fp), q + fp
 
     @classmethod
-    def begin(cls, x: Tensor, norm: Any) -> Any:
+    def begin(cls, x: Tensor, norm: NormLayer | None) -> Pair:
         return x, x
 
     @classmethod
-    def end(cls, stream: Any, norm: Any) -> Tensor:
+    def end(cls, stream: Pair, norm: NormLayer | None) -> Tensor:
         p, q = stream
-        return p + norm(q)
+        return p + super().end(q, norm)
 
     @classmethod
-    def seen(cls, stream: Any) -> Tensor:
+    def seen(cls, stream: Pair) -> Tensor:
         return stream[0]
 
 
@@ -192,12 +193,12 @@ class SiameseNorm(ResiDual):
     code c is twice that)
     """
 
-    def __init__(self, branch: Any, norm: Norm, **place: Any):
+    def __init__(self, branch: Sublayer, norm: Norm, **place: Any):
         super().__init__(branch, norm, **place)
         self.sum_norm, self.input_norm = norm(), norm()
         self.scale = 1 / math.sqrt(self.place.block)
 
-    def forward(self, stream: Any) -> Any:
+    def forward(self, stream: Pair) -> Pair:
         p, q = stream
         o = self.sublayer(self.input_norm(p + self.sum_norm(q)))
         return self.norm(p + self.scale * o), q + o
@@ -215,7 +216,7 @@ class HyperConnections(Residual):
     streams: ClassVar[int] = 4
     final_norm = True
 
-    def __init__(self, branch: Any, norm: Norm, **place: Any):
+    def __init__(self, branch: Sublayer, norm: Norm, **place: Any):
         super().__init__(branch, norm, **place)
         eye = np.eye(self.streams, dtype=np.float32)
         self.read = Parameter(eye[self.place.index % self.streams])
@@ -227,12 +228,12 @@ class HyperConnections(Residual):
         return fused.residual(self.mix @ stream, self.write * o[..., None, :])
 
     @classmethod
-    def begin(cls, x: Tensor, norm: Any) -> Tensor:
+    def begin(cls, x: Tensor, norm: NormLayer | None) -> Tensor:
         return ops.stack([x] * cls.streams, axis=-2)
 
     @classmethod
-    def end(cls, stream: Tensor, norm: Any) -> Tensor:
-        return norm(cls.seen(stream))
+    def end(cls, stream: Tensor, norm: NormLayer | None) -> Tensor:
+        return super().end(cls.seen(stream), norm)
 
     @classmethod
     def seen(cls, stream: Tensor) -> Tensor:

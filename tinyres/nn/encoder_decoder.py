@@ -14,6 +14,7 @@ from tinyres.nn.module import Module
 from tinyres.nn.placements import placement_class
 from tinyres.nn.residual import Placement
 from tinyres.nn.transformer import TiedHead, TransformerStack
+from tinyres.signatures import ArrayLike
 from tinyres.tensor import Tensor
 
 
@@ -64,12 +65,12 @@ class TransformerEncoderDecoder(Module):
         self.decoder = TransformerStack(*shape, above, d_ff, causal=True, cross=True, **options)
         self.head: Module = TiedHead(self.token.weight) if tied else Linear(d_model, vocab, rng=rng)
 
-    def forward(self, source: Any, target: Any) -> Tensor:
+    def forward(self, source: Tensor | ArrayLike, target: Tensor | ArrayLike) -> Tensor:
         memory = self.encoder(self.embed(source))
         return self.head(self.decoder(self.embed(target), memory))
 
     @scope("embed", level=2)
-    def embed(self, tokens: Any) -> Tensor:
+    def embed(self, tokens: Tensor | ArrayLike) -> Tensor:
         """What the token is, plus where it stands."""
         tokens = checked.integers("TransformerEncoderDecoder: tokens", tokens)
         if tokens.ndim != 2 or tokens.shape[1] > self.context:
@@ -80,6 +81,8 @@ class TransformerEncoderDecoder(Module):
         unit = math.sqrt(self.token.weight.shape[1])
         return unit * self.token(tokens) + self.position(np.arange(tokens.shape[1]))
 
-    def loss(self, source: Any, tokens: Any, targets: Any) -> Tensor:
+    def loss(
+        self, source: Tensor | ArrayLike, tokens: Tensor | ArrayLike, targets: Tensor | ArrayLike
+    ) -> Tensor:
         """Mean cross-entropy in nats of `targets` (B, T), each the token that follows `tokens`."""
         return fused.cross_entropy(self(source, tokens), targets)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from tinyres import expect, fused, normal, ops
 from tinyres.arrays import Array
 from tinyres.context import no_grad, scope
 from tinyres.nn.module import Module, Parameter
+from tinyres.signatures import ArrayLike
 from tinyres.tensor import Tensor
 
 Seed: TypeAlias = "np.random.Generator | int | None"
@@ -56,7 +57,7 @@ class Linear(Module):
         self.weight = Parameter(np.hstack(weights))
         self.bias = Parameter(np.zeros(n_out, np.float32)) if bias else None
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: Tensor | ArrayLike) -> Tensor:
         return fused.linear(x, self.weight, self.bias)
 
     def extra(self) -> str:
@@ -78,7 +79,7 @@ class Embedding(Module):
         table = rng.standard_normal(shape, dtype=np.float32)
         self.weight = Parameter(table)
 
-    def forward(self, index: Any) -> Tensor:
+    def forward(self, index: Tensor | ArrayLike) -> Tensor:
         return fused.embedding(self.weight, index)
 
     def extra(self) -> str:
@@ -103,7 +104,7 @@ class LayerNorm(Module):
         self.gamma = Parameter(np.ones(d_model, np.float32)) if affine else None
         self.beta = Parameter(np.zeros(d_model, np.float32)) if affine else None
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: Tensor | ArrayLike) -> Tensor:
         return fused.layer_norm(x, self.gamma, self.beta, eps=self.eps)
 
 
@@ -122,7 +123,7 @@ class RMSNorm(Module):
         self.eps = expect.number("RMSNorm: eps", eps, 0)
         self.gamma = Parameter(np.ones(d_model, np.float32)) if affine else None
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: Tensor | ArrayLike) -> Tensor:
         return fused.rms_norm(x, self.gamma, eps=self.eps)
 
 
@@ -145,7 +146,7 @@ class DynamicTanh(Module):
         self.gamma = Parameter(np.ones(d_model, np.float32))
         self.beta = Parameter(np.zeros(d_model, np.float32))
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: Tensor | ArrayLike) -> Tensor:
         return self.gamma * ops.tanh(self.alpha * x) + self.beta
 
 
@@ -162,7 +163,7 @@ class Dropout(Module):
         self.p = expect.number("Dropout: p", p, 0, 1)
         self.rng = expect.generator("Dropout", rng)
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: Tensor | ArrayLike) -> Tensor:
         return fused.dropout(x, self.p, self.rng, training=self.training)
 
     def extra(self) -> str:
@@ -218,7 +219,12 @@ class MultiHeadAttention(Module):
         self.norms = {name: norm(d_model // heads if per_head else d_model) for name in normed}
         self.head_scale = Parameter(np.ones((heads, 1, 1), np.float32)) if head_scale else None
 
-    def forward(self, x: Any, memory: Any = None, mask: Any = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor | ArrayLike,
+        memory: Tensor | ArrayLike | None = None,
+        mask: Tensor | ArrayLike | None = None,
+    ) -> Tensor:
         if memory is None and not self.norms and self.head_scale is None:
             weight, bias = self.qkv.weight, self.qkv.bias
             heads, causal = self.heads, self.causal
@@ -230,15 +236,18 @@ class MultiHeadAttention(Module):
         if self.head_scale is not None:
             y = self.head_scale * y
         with scope("join heads", level=2):
-            y = y.swapaxes(-2, -3).reshape(x.shape)
+            y = y.swapaxes(-2, -3)  # (B, T, h, d/h)
+            y = y.reshape(*y.shape[:-2], self.out.weight.shape[0])
         return self.out(y)
 
-    def by_head(self, x: Any, memory: Any = None) -> list[Tensor]:
+    def by_head(
+        self, x: Tensor | ArrayLike, memory: Tensor | ArrayLike | None = None
+    ) -> list[Tensor]:
         """The queries of x, and the keys and values of memory (or x), each (B, h, T, d/h)."""
         other = x if memory is None else memory
         return [self._projected(name, source) for name, source in zip("qkv", (x, other, other))]
 
-    def _projected(self, name: str, x: Any) -> Tensor:
+    def _projected(self, name: str, x: Tensor | ArrayLike) -> Tensor:
         part, bias = self._part(name), self.qkv.bias
         with scope(f"Linear {name}", level=2):
             y = fused.linear(x, self.qkv.weight[:, part], None if bias is None else bias[part])
@@ -261,7 +270,7 @@ class MultiHeadAttention(Module):
         found = {name: qkv[:, self._part(part)] for name, part in parts.items()}
         return {**found, "out": self.out.weight.data}
 
-    def weights(self, x: Tensor, memory: Any = None) -> Array:
+    def weights(self, x: Tensor | ArrayLike, memory: Tensor | ArrayLike | None = None) -> Array:
         """Who attends to whom, (B, heads, T, S), each row summing to 1: to look at."""
         with no_grad():
             q, k, _ = self.by_head(x, memory)
@@ -305,7 +314,7 @@ class FeedForward(Module):
         self.down = Linear(d_ff, d_model, rng=rng)
         self.inner_norm = norm(d_ff) if inner_norm else None
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: Tensor | ArrayLike) -> Tensor:
         h = ACTIVATIONS[self.activation](self.up(x))
         return self.down(h if self.inner_norm is None else self.inner_norm(h))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tinyres import expect
 from tinyres.arrays import Array, as_array, note_write
 from tinyres.context import SCOPE, Scope
+from tinyres.signatures import ArrayLike
 from tinyres.tensor import Tensor
 
 
@@ -25,7 +26,11 @@ class Parameter(Tensor):
     _kind = "parameter"
 
     def __init__(
-        self, data: Any, *, requires_grad: bool = True, dtype: npt.DTypeLike | None = None
+        self,
+        data: Tensor | ArrayLike,
+        *,
+        requires_grad: bool = True,
+        dtype: npt.DTypeLike | None = None,
     ):
         super().__init__(data, requires_grad=requires_grad, dtype=dtype)
 
@@ -54,10 +59,12 @@ class Module:
         """What the module computes; every module writes its own."""
         raise TypeError(f"{type(self).__name__} has no forward method: write one")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         token = SCOPE.set(Scope(type(self).__name__, self.level, owner=self))
         try:
-            return self.forward(*args, **kwargs)
+            # Few modules return anything else: placements that carry several streams.
+            output: Tensor = self.forward(*args, **kwargs)
+            return output
         finally:
             SCOPE.reset(token)
 
@@ -149,7 +156,7 @@ class Module:
         """A copy of every parameter by its path."""
         return {name: p.data.copy() for name, p in self.named_parameters()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor | ArrayLike]) -> None:
         """Write the given values into the parameters; all are checked before the first is written.
 
         Raises KeyError for missing or surplus names and ValueError for a wrong shape.
@@ -208,13 +215,13 @@ class Sequential(Module):
 
     level = -1
 
-    def __init__(self, *layers: Any):
+    def __init__(self, *layers: Callable[..., Any]):
         self.layers = [expect.function("Sequential: a layer", layer) for layer in layers]
 
     def __len__(self) -> int:
         return len(self.layers)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Callable[..., Any]:
         return self.layers[index]
 
     def forward(self, x: Any) -> Any:

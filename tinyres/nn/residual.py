@@ -10,13 +10,25 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from tinyres import expect, fused
 from tinyres.nn.module import Module
+from tinyres.signatures import ArrayLike
 from tinyres.tensor import Tensor
 
-Norm: TypeAlias = Callable[[], Module]  # makes a norm
+Sublayer: TypeAlias = Callable[..., Tensor]  # F: attention, feed-forward, any function
+
+
+class NormLayer(Protocol):
+    """What a norm is to a placement: a function of vectors whose width it knows."""
+
+    d_model: int
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+Norm: TypeAlias = Callable[[], NormLayer]  # makes a norm
 
 # What the sublayer that is running gets beside x: the memory that it attends to, and the mask.
 # A rule is one line of x and F(x) that knows nothing of either, so they go past `forward`, from
@@ -59,27 +71,29 @@ class Placement(Module):
     place: Place = Place()
 
     @classmethod
-    def begin(cls, x: Tensor, norm: Any) -> Any:
+    def begin(cls, x: Tensor, norm: NormLayer | None) -> Any:
         """The stream before the first block; `norm` is the first norm or None."""
         return x if norm is None else norm(x)
 
     @classmethod
-    def end(cls, stream: Any, norm: Any) -> Tensor:
+    def end(cls, stream: Any, norm: NormLayer | None) -> Tensor:
         """What the stack returns; `norm` is the final norm or None."""
-        return stream if norm is None else norm(stream)
+        y: Tensor = stream
+        return y if norm is None else norm(y)
 
     @classmethod
     def seen(cls, stream: Any) -> Tensor:
         """The one tensor to look at, where the stream is more than one."""
-        return stream
+        x: Tensor = stream
+        return x
 
     @classmethod
-    def norm_of(cls, kind: Callable[..., Module], eps: float) -> Callable[[int], Module]:
+    def norm_of(cls, kind: Callable[..., NormLayer], eps: float) -> Callable[[int], NormLayer]:
         """What makes a norm of a given width: of the `kind` asked for, if the rule has none."""
         return functools.partial(kind, eps=eps)
 
     @classmethod
-    def profile(cls, sublayers: Iterable[Any], x: Tensor, memory: Any = None) -> None:
+    def profile(cls, sublayers: Iterable[Any], x: Tensor, memory: Tensor | None = None) -> None:
         """Set the constants that are measured on a batch; most rules have none."""
 
     @classmethod
@@ -100,12 +114,17 @@ class Residual(Placement):
     ...         return x + 0.5 * self.sublayer(self.norm(x))
     """
 
-    def __init__(self, branch: Any, norm: Norm, **place: Any):
-        self.norm: Any = expect.function("Residual: norm", norm)()
+    def __init__(self, branch: Sublayer, norm: Norm, **place: Any):
+        self.norm: NormLayer = expect.function("Residual: norm", norm)()
         self.branch = expect.function("Residual: branch", branch)
         self.place = Place(**place)
 
-    def __call__(self, stream: Any, memory: Any = None, mask: Any = None) -> Any:
+    def __call__(
+        self,
+        stream: Any,
+        memory: Tensor | ArrayLike | None = None,
+        mask: Tensor | ArrayLike | None = None,
+    ) -> Any:
         if self.place.cross and memory is None:
             raise ValueError(
                 f"{type(self).__name__}: got no memory, but its sublayer attends to one: give it"
@@ -148,7 +167,7 @@ class BlockRule(Placement):
     """
 
     def __init__(self, norm: Norm, **place: Any):
-        self.norm: Any = expect.function("BlockRule: norm", norm)()
+        self.norm: NormLayer = expect.function("BlockRule: norm", norm)()
         self.place = Place(**place)
 
 
@@ -157,14 +176,14 @@ class Branch(Module):
 
     level = -1
 
-    def __init__(self, branch: Any):
+    def __init__(self, branch: Sublayer):
         self.branch = branch
 
     def forward(self, x: Tensor) -> Tensor:
         return checked(self.branch, x)
 
 
-def checked(branch: Any, x: Tensor, *beside: Any) -> Tensor:
+def checked(branch: Sublayer, x: Tensor, *beside: Any) -> Tensor:
     """branch(x), which must have the shape of x."""
     fx: Tensor = branch(x, *beside)
     fused.same_shape(x, fx)
@@ -174,7 +193,7 @@ def checked(branch: Any, x: Tensor, *beside: Any) -> Tensor:
 class WithoutNorm(Residual):
     """A placement that has no norm at all."""
 
-    def __init__(self, branch: Any, norm: Norm, **place: Any):
+    def __init__(self, branch: Sublayer, norm: Norm, **place: Any):
         self.branch = expect.function("Residual: branch", branch)
         self.place = Place(**place)
 

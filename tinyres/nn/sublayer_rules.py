@@ -18,8 +18,8 @@ import numpy as np
 from tinyres import ops
 from tinyres.context import no_grad
 from tinyres.nn.layers import DynamicTanh, RMSNorm
-from tinyres.nn.module import Module, Parameter
-from tinyres.nn.residual import Norm, OnlyResidual, PostLN, PreLN, Residual
+from tinyres.nn.module import Parameter
+from tinyres.nn.residual import Norm, NormLayer, OnlyResidual, PostLN, PreLN, Residual, Sublayer
 from tinyres.tensor import Tensor
 
 # ---------------------------------------------------------------- Pre-LN and its scalings
@@ -34,7 +34,7 @@ class ScaledInit(PreLN):
     (Radford et al. 2019, GPT-2, sec. 2.3)
     """
 
-    def __init__(self, branch: Any, norm: Norm, **place: Any):
+    def __init__(self, branch: Sublayer, norm: Norm, **place: Any):
         super().__init__(branch, norm, **place)
         self.scale_matrices(self.place.total**-0.5, "out", "down")
 
@@ -47,7 +47,7 @@ class LayerNormScaling(PreLN):
     (Sun et al. 2025, The curse of depth in large language models, and code)
     """
 
-    def __init__(self, branch: Any, norm: Norm, **place: Any):
+    def __init__(self, branch: Sublayer, norm: Norm, **place: Any):
         super().__init__(branch, norm, **place)
         self.scale = self.place.block**-0.5
 
@@ -66,9 +66,9 @@ class DepthMuP(PreLN):
     base_blocks: ClassVar[float] = 1
     exponent: ClassVar[float] = -0.5
 
-    def __init__(self, branch: Any, norm: Norm, **place: Any):
+    def __init__(self, branch: Sublayer, norm: Norm, **place: Any):
         super().__init__(branch, norm, **place)
-        self.scale = (self.place.blocks / self.base_blocks) ** self.exponent
+        self.scale: float = (self.place.blocks / self.base_blocks) ** self.exponent
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.scale * self.sublayer(self.norm(x))
@@ -93,7 +93,7 @@ class LayerScale(PreLN):
     (Touvron et al. 2021, CaiT: LayerScale; rule as quoted by others; not read in the paper)
     """
 
-    def __init__(self, branch: Any, norm: Norm, **place: Any):
+    def __init__(self, branch: Sublayer, norm: Norm, **place: Any):
         super().__init__(branch, norm, **place)
         blocks = self.place.blocks
         start = 0.1 if blocks <= 18 else 1e-5 if blocks <= 24 else 1e-6
@@ -112,7 +112,7 @@ class DyT(PreLN):
     """
 
     @classmethod
-    def norm_of(cls, kind: Callable[..., Module], eps: float) -> Callable[[int], Module]:
+    def norm_of(cls, kind: Callable[..., NormLayer], eps: float) -> Callable[[int], NormLayer]:
         return DynamicTanh  # which has no eps: nothing is divided
 
 
@@ -147,7 +147,7 @@ class Sandwich(Residual):
 
     final_norm = True
 
-    def __init__(self, branch: Any, norm: Norm, **place: Any):
+    def __init__(self, branch: Sublayer, norm: Norm, **place: Any):
         super().__init__(branch, norm, **place)
         self.output_norm = norm()
 
@@ -177,7 +177,7 @@ class DeepNorm(Residual):
     (Wang et al. 2022, DeepNet)
     """
 
-    def __init__(self, branch: Any, norm: Norm, **place: Any):
+    def __init__(self, branch: Sublayer, norm: Norm, **place: Any):
         super().__init__(branch, norm, **place)
         n, m, total = self.place.blocks, self.place.decoder_blocks, self.place.total
         self.alpha, beta = total**0.25, (4 * total) ** -0.25
@@ -197,7 +197,7 @@ class PostLNInit(PostLN):
     (Wang et al. 2022, DeepNet: Post-LN-init)
     """
 
-    def __init__(self, branch: Any, norm: Norm, **place: Any):
+    def __init__(self, branch: Sublayer, norm: Norm, **place: Any):
         super().__init__(branch, norm, **place)
         self.scale_matrices(1 / (self.place.blocks - self.place.block + 1))
 
@@ -211,7 +211,7 @@ class Admin(Residual):
     (Liu et al. 2020, Admin, code)
     """
 
-    def __init__(self, branch: Any, norm: Norm, **place: Any):
+    def __init__(self, branch: Sublayer, norm: Norm, **place: Any):
         super().__init__(branch, norm, **place)
         self.omega = Parameter(np.ones(self.norm.d_model, np.float32))
 
@@ -220,7 +220,7 @@ class Admin(Residual):
 
     @classmethod
     @no_grad()
-    def profile(cls, sublayers: Iterable[Admin], x: Tensor, memory: Any = None) -> None:
+    def profile(cls, sublayers: Iterable[Admin], x: Tensor, memory: Tensor | None = None) -> None:
         omega = 1.0
         for layer in sublayers:
             beside = (memory,) if layer.place.cross else ()
@@ -239,7 +239,7 @@ class AdminTorch(Residual):
     (Liu et al. 2020, code of admin-torch)
     """
 
-    def __init__(self, branch: Any, norm: Norm, **place: Any):
+    def __init__(self, branch: Sublayer, norm: Norm, **place: Any):
         super().__init__(branch, norm, **place)
         self.omega = self.constant(self.place.total)
 
@@ -273,7 +273,7 @@ class Keel(Residual):
     (Chen and Wei 2026, Keel)
     """
 
-    def __init__(self, branch: Any, norm: Norm, **place: Any):
+    def __init__(self, branch: Sublayer, norm: Norm, **place: Any):
         super().__init__(branch, norm, **place)
         self.alpha = self.place.total if self.place.index > 2 else 1
         self.outer_norm = norm() if self.place.index > 1 else _unchanged
@@ -297,7 +297,7 @@ class MixLN(Residual):
     final_norm = True
     post_share: ClassVar[float] = 0.25
 
-    def __init__(self, branch: Any, norm: Norm, **place: Any):
+    def __init__(self, branch: Sublayer, norm: Norm, **place: Any):
         super().__init__(branch, norm, **place)
         self.post = self.place.block <= self.post_share * self.place.blocks
 
@@ -319,7 +319,7 @@ class NGPT(Residual):
 
     first_norm = True
 
-    def __init__(self, branch: Any, norm: Norm, **place: Any):
+    def __init__(self, branch: Sublayer, norm: Norm, **place: Any):
         super().__init__(branch, norm, **place)
         self.step = Parameter(np.full(self.norm.d_model, 0.05, np.float32))
 
@@ -327,7 +327,7 @@ class NGPT(Residual):
         return self.norm(x + _absolute(self.step) * (self.norm(self.sublayer(x)) - x))
 
     @classmethod
-    def norm_of(cls, kind: Callable[..., Module], eps: float) -> Callable[[int], Module]:
+    def norm_of(cls, kind: Callable[..., NormLayer], eps: float) -> Callable[[int], NormLayer]:
         return functools.partial(RMSNorm, eps=eps, affine=False)
 
 
@@ -347,7 +347,7 @@ class TFixup(OnlyResidual):
     (Huang et al. 2020, T-Fixup, code)
     """
 
-    def __init__(self, branch: Any, norm: Norm, **place: Any):
+    def __init__(self, branch: Sublayer, norm: Norm, **place: Any):
         super().__init__(branch, norm, **place)
         blocks, total = self.place.blocks, self.place.total
         in_decoder = total > 2 * blocks
@@ -356,4 +356,4 @@ class TFixup(OnlyResidual):
 
     @classmethod
     def embedding_gain(cls, blocks: int) -> float:
-        return (9 * blocks) ** -0.25
+        return float((9 * blocks) ** -0.25)

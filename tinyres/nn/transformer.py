@@ -24,10 +24,11 @@ from tinyres.nn.layers import (
 )  # fmt: skip
 from tinyres.nn.module import Module, Parameter, Sequential
 from tinyres.nn.placements import placement_class
-from tinyres.nn.residual import BlockRule, Branch, Placement
+from tinyres.nn.residual import BlockRule, Branch, NormLayer, Placement
+from tinyres.signatures import ArrayLike
 from tinyres.tensor import Tensor
 
-NORMS: dict[str, Any] = {"layer": LayerNorm, "rms": RMSNorm}
+NORMS: dict[str, Callable[..., NormLayer]] = {"layer": LayerNorm, "rms": RMSNorm}
 
 
 class TransformerBlock(Module):
@@ -84,7 +85,8 @@ class TransformerBlock(Module):
             if by_block:
                 return Branch(branch)
             where = {**place, "index": next(index), "total": each * blocks, "cross": cross}
-            return rule(branch, make_norm, **where)
+            sublayer: Module = rule(branch, make_norm, **where)
+            return sublayer
 
         def attention(causal: bool, cross: bool = False) -> Module:
             options = {"norm": norm_of, "rng": rng, **rule.in_attention}
@@ -98,7 +100,12 @@ class TransformerBlock(Module):
         )
         self.rule = rule(make_norm, **place) if by_block else None
 
-    def forward(self, stream: Any, memory: Any = None, mask: Any = None) -> Any:
+    def forward(
+        self,
+        stream: Any,
+        memory: Tensor | ArrayLike | None = None,
+        mask: Tensor | ArrayLike | None = None,
+    ) -> Any:
         if (memory is None) != (self.cross_attention is None):
             given, cure = ("no memory", "give one") if memory is None else ("a memory", "leave it")
             raise ValueError(
@@ -123,9 +130,10 @@ class TransformerBlock(Module):
 class WithDropout(Sequential):
     """A sublayer, then dropout; what the sublayer gets beside x is handed on to it."""
 
-    def forward(self, x: Any, *beside: Any) -> Tensor:
+    def forward(self, x: Tensor | ArrayLike, *beside: Any) -> Tensor:
         sublayer, dropout = self.layers
-        return dropout(sublayer(x, *beside))
+        y: Tensor = dropout(sublayer(x, *beside))
+        return y
 
 
 class TransformerStack(Module):
@@ -164,7 +172,12 @@ class TransformerStack(Module):
         self.first_norm = norm(d_model) if self.placement.first_norm else None
         self.final_norm = norm(d_model) if self.placement.final_norm else None
 
-    def forward(self, x: Any, memory: Any = None, mask: Any = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor | ArrayLike,
+        memory: Tensor | ArrayLike | None = None,
+        mask: Tensor | ArrayLike | None = None,
+    ) -> Tensor:
         stream = self.begin(x if isinstance(x, Tensor) else Tensor(x))
         for block in self.blocks:
             stream = block(stream, memory, mask)
@@ -178,7 +191,7 @@ class TransformerStack(Module):
         """What the stack returns, from the stream above the last block."""
         return self.placement.end(stream, self.final_norm)
 
-    def profile(self, x: Tensor, memory: Any = None) -> None:
+    def profile(self, x: Tensor, memory: Tensor | None = None) -> None:
         """Set the constants that a placement measures on a batch (Admin); most have none."""
         self.placement.profile([s for block in self.blocks for s in block.sublayers()], x, memory)
 
@@ -186,7 +199,7 @@ class TransformerStack(Module):
         return f"{len(self.blocks)} blocks"
 
 
-def norm_factory(rule: type[Placement], norm: str, eps: float) -> Callable[[int], Module]:
+def norm_factory(rule: type[Placement], norm: str, eps: float) -> Callable[[int], NormLayer]:
     """What makes a norm of a given width: the rule's own kind, or the one of this name."""
     eps = expect.number("norm: eps", eps, 0)
     return rule.norm_of(expect.one_of("norm", norm, NORMS), eps)
@@ -207,7 +220,7 @@ class TiedHead(Module):
     def __init__(self, table: Parameter):
         self.weight = expect.instance("TiedHead: table", table, Parameter, "a Parameter")
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: Tensor | ArrayLike) -> Tensor:
         return fused.linear(x, self.weight.T)
 
 
@@ -249,11 +262,11 @@ class TransformerLM(Module):
             table.weight.data *= gain
         self.head: Module = TiedHead(self.token.weight) if tied else Linear(d_model, vocab, rng=rng)
 
-    def forward(self, tokens: Any) -> Tensor:
+    def forward(self, tokens: Tensor | ArrayLike) -> Tensor:
         return self.head(self.stack(self.embed(tokens)))
 
     @scope("embed", level=2)
-    def embed(self, tokens: Any) -> Tensor:
+    def embed(self, tokens: Tensor | ArrayLike) -> Tensor:
         """The first value of the residual stream: what the token is, plus where it stands."""
         tokens = checked.integers("TransformerLM: tokens", tokens)
         if tokens.ndim != 2 or tokens.shape[1] > self.context:
@@ -262,14 +275,14 @@ class TransformerLM(Module):
             )
         return self.token(tokens) + self.position(np.arange(tokens.shape[1]))
 
-    def loss(self, tokens: Any, targets: Any) -> Tensor:
+    def loss(self, tokens: Tensor | ArrayLike, targets: Tensor | ArrayLike) -> Tensor:
         """Mean cross-entropy in nats of the next tokens, `targets` (B, T)."""
         return fused.cross_entropy(self(tokens), targets)
 
     @no_grad()
     def generate(
         self,
-        prompt: Any,
+        prompt: Tensor | ArrayLike,
         count: int,
         *,
         temperature: float = 1.0,

@@ -18,6 +18,14 @@ from tinyres.probe.gradient import (
 from tinyres.probe.inside import attention_entropy, dependency, norm_input_rms
 from tinyres.probe.change import ablation, model_update, output_shift, update_ratio
 
+__all__ = [
+    "Batch", "neighbour_angle", "neighbour_cosine", "states", "stream", "stream_rms",
+    "token_cosine", "by_crossings", "conserved_product", "gradient_by_path_length",
+    "mean_gradients", "skip_share", "stream_gradient", "token_gradient", "weight_gradients",
+    "attention_entropy", "dependency", "norm_input_rms", "ablation", "model_update",
+    "output_shift", "update_ratio", "report", "CHEAP",
+]  # fmt: skip
+
 CHEAP = (
     stream_rms, token_cosine, neighbour_cosine, neighbour_angle, stream_gradient,
     conserved_product, norm_input_rms, attention_entropy,

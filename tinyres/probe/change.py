@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -93,6 +92,6 @@ def ablation(model: TransformerLM, batch: Batch) -> Array:
     return np.array(rises)
 
 
-def _top(model: TransformerLM, tokens: Any) -> Array:
+def _top(model: TransformerLM, tokens: Array) -> Array:
     """What the stack returns, in double precision."""
     return model.stack(model.embed(tokens)).data.astype(np.float64)

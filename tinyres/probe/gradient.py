@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from tinyres.probe.stream import (
     stream_rms,
     tokens_and_targets,
 )
+from tinyres.signatures import ArrayLike
 from tinyres.tensor import Node, Tensor
 
 
@@ -49,7 +49,7 @@ def conserved_product(model: TransformerLM, batch: Batch) -> Array:
     gains on its way up, the gradient gains on its way down (derivation: `demos/laws.py`, L1).
     """
     product = (stream_rms(model, batch) * stream_gradient(model, batch)) ** 2
-    return product / product[-1]
+    return np.asarray(product / product[-1])
 
 
 def _of_stream(model: TransformerLM, batch: Batch) -> list[Array | None]:
@@ -109,7 +109,10 @@ def skip_share(model: TransformerLM, batch: Batch) -> float:
 
 
 def by_crossings(
-    output: Tensor, source: Tensor, branches: Sequence[Module], grad: Any = None
+    output: Tensor,
+    source: Tensor,
+    branches: Sequence[Module],
+    grad: Tensor | ArrayLike | None = None,
 ) -> list[Array]:
     """The cotangent of `source` in parts that add up to it: part k crossed k of the branches.
 

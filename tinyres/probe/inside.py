@@ -83,7 +83,7 @@ def _entropies(weights: Array, causal: bool) -> Array:
     keys = np.arange(1, p.shape[-2] + 1) if causal else np.full(p.shape[-2], p.shape[-1])
     choice = keys > 1  # a token that sees only itself has none
     share: Array = (entropy / np.log(np.maximum(keys, 2))).mean(0)  # (h, T)
-    return share @ choice / max(choice.sum(), 1)
+    return np.asarray(share @ choice / max(choice.sum(), 1))
 
 
 @no_grad()
@@ -127,7 +127,7 @@ def dependency(model: TransformerLM, batch: Batch) -> Array:
         seen = [placement.seen(state).data.astype(np.float64) for state in run]
         powers.append([np.sum(x**2) for x in seen])
     shares = np.array(powers).T
-    return np.sqrt(shares / shares.sum(1, keepdims=True))
+    return np.asarray(np.sqrt(shares / shares.sum(1, keepdims=True)))
 
 
 def _slope(norm: Module, x: Array) -> Array:
@@ -137,12 +137,13 @@ def _slope(norm: Module, x: Array) -> Array:
             f"dependency: {type(norm).__name__} does not divide by a scale, so that x is no sum "
             "of what the sublayers add"
         )
-    return 1 / np.sqrt(np.mean(_centred(norm, x) ** 2, -1, keepdims=True) + norm.eps)
+    variance: Array = np.mean(_centred(norm, x) ** 2, -1, keepdims=True)
+    return np.asarray(1 / np.sqrt(variance + norm.eps))
 
 
 def _scaled(norm: Any, x: Tensor, slope: Array) -> Tensor:
     """What a norm does to x, with the scale of another input."""
-    y = _centred(norm, x) * slope
+    y: Tensor = _centred(norm, x) * slope
     return y if norm.gamma is None else y * norm.gamma
 
 

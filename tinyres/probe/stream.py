@@ -14,13 +14,14 @@ from tinyres.arrays import Array
 from tinyres.context import no_grad
 from tinyres.nn.module import Module
 from tinyres.nn.transformer import TransformerLM
+from tinyres.signatures import ArrayLike
 from tinyres.tensor import Tensor
 
-Batch: TypeAlias = tuple[Any, Any]
+Batch: TypeAlias = "tuple[Tensor | ArrayLike, Tensor | ArrayLike]"  # tokens and targets
 IGNORED = -1  # a target that does not count
 
 
-def given(model: TransformerLM, batch: Any) -> tuple[TransformerLM, Any, Any]:
+def given(model: TransformerLM, batch: Batch) -> tuple[TransformerLM, Array, Array]:
     """What a probe works with: a copy of the model, tokens and targets."""
     return (copied(model), *tokens_and_targets(batch))
 
@@ -42,7 +43,7 @@ def copied(model: TransformerLM, others: Mapping[Module, Module] | None = None) 
     return other
 
 
-def tokens_and_targets(batch: Any) -> Batch:
+def tokens_and_targets(batch: Batch) -> tuple[Array, Array]:
     """Both as arrays of integers."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise TypeError(f"probe: batch must be (tokens, targets), got {expect.shown(batch)}")
@@ -50,7 +51,7 @@ def tokens_and_targets(batch: Any) -> Batch:
     return tokens, checked.integers("probe: batch: targets", batch[1])
 
 
-def states(model: TransformerLM, tokens: Any) -> list[Any]:
+def states(model: TransformerLM, tokens: Tensor | ArrayLike) -> list[Any]:
     """What runs from block to block, for some placements several tensors, (blocks + 1) of them."""
     expect.instance("probe: model", model, TransformerLM, "a TransformerLM")
     with model.evaluating():
@@ -65,7 +66,7 @@ def states_from(model: TransformerLM, x_0: Tensor) -> list[Any]:
     return values
 
 
-def stream(model: TransformerLM, tokens: Any) -> list[Tensor]:
+def stream(model: TransformerLM, tokens: Tensor | ArrayLike) -> list[Tensor]:
     """The residual stream x_0 ... x_L, each (batch, tokens, features).
 
     It is recorded: a loss made of it can be walked back into the model's own parameters.
@@ -78,7 +79,7 @@ def stream(model: TransformerLM, tokens: Any) -> list[Tensor]:
     return [model.stack.placement.seen(state) for state in states(model, tokens)]
 
 
-def loss_from(model: TransformerLM, state: Any, targets: Any) -> Tensor:
+def loss_from(model: TransformerLM, state: Any, targets: Tensor | ArrayLike) -> Tensor:
     """The loss, given what the last block returned."""
     logits = model.head(model.stack.end(state))
     return fused.cross_entropy(logits, targets, ignore_index=IGNORED)
