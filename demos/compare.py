@@ -6,8 +6,9 @@ from 0 over the first 100 steps (warm-up). That is how the first Transformers, w
 were made to train: the first steps are too small to push the stack into the collapse.
 
 The dotted lines are numbers of the text itself. A guess that knows how frequent each character is
-reaches the unigram entropy, and a stack whose tokens have become one vector can do no better. One
-that also sees the character before reaches the bigram entropy.
+reaches the unigram entropy. A stack whose tokens point almost the same way (1 - cosine near 0, see
+demos.token_collapse) comes out near it, for little is left to tell them apart by. A guess that also
+sees the character before reaches the bigram entropy.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from demos import plots, text
+import tinyres as tr
+from demos import command, plots, text
 from demos.generate import sample
-from demos.report import Figure, Finding, Part, Sample, Section, Table, finish, options, told
+from demos.report import Figure, Finding, Part, Sample, Section, Table, told
 from demos.training import Run, Setting, train_all
 
 SETTINGS = {
@@ -50,13 +52,22 @@ def findings(loss: dict[str, float], unigram: float, bigram: float) -> list[Find
             "Pre-LN learns: its loss is below the bigram entropy",
             f"{loss['pre']:.3f} against {bigram:.3f}",
             loss["pre"] < bigram,
+            "the first number below the second",
         ),
         Finding(
             "Post-LN sticks near the unigram entropy, and warm-up rescues it",
             f"{loss['post']:.3f} against {unigram:.3f}; {loss['warm']:.3f} with warm-up",
             loss["post"] > unigram - 0.2 and loss["warm"] < loss["post"] - 0.3,
+            "at most 0.2 below the unigram entropy, and at least 0.3 better with warm-up",
         ),
     ]
+
+
+def tokens_alike(run: Run, windows: int) -> float:
+    """Cosine of two tokens of a window at the top of the stack."""
+    tokens, targets = run.trainer.task.held_out()
+    batch = tokens[:windows], targets[:windows]
+    return float(tr.probe.token_cosine(run.trainer.model, batch)[-1])
 
 
 def lesson(source: text.Text, out: Path, seed: int = 0, **changes: Any) -> Section:
@@ -66,8 +77,9 @@ def lesson(source: text.Text, out: Path, seed: int = 0, **changes: Any) -> Secti
     unigram, bigram = source.unigram_entropy(s.context), source.bigram_entropy(s.context)
     loss = {name: run.result["val_loss"] for name, run in runs.items()}
     levels = [("unigram", unigram), ("bigram", bigram)]
+    apart = {name: 1 - tokens_alike(run, 64) for name, run in runs.items()}
     rows = [
-        (run.label, f"{loss[name]:.3f}", f"{run.result['val_accuracy']:.1%}")
+        (run.label, f"{loss[name]:.3f}", f"{run.result['val_accuracy']:.1%}", f"{apart[name]:.2g}")
         for name, run in runs.items()
     ]
     prompt = text.decode(source.symbols, source.val[: s.context])
@@ -81,9 +93,10 @@ def lesson(source: text.Text, out: Path, seed: int = 0, **changes: Any) -> Secti
         Figure([loss_picture(out, "text-loss", runs, levels, 0.75 * bigram)],
                f"{s.blocks} blocks, learning rate {s.lr:g}, on {source.name} ({size:,} "
                "characters). Thick: the mean of the last 15 batches. Faint: each batch."),
-        Table(("model", "loss on text it has not seen", "characters right"), rows,
+        Table(("model", "loss on text it has not seen", "characters right", "1 - cosine"), rows,
               f"After {s.steps} steps, on {text.WINDOWS} windows of the last tenth of the text, "
-              f"where the unigram entropy is {unigram:.3f} and the bigram entropy {bigram:.3f}."),
+              f"where the unigram entropy is {unigram:.3f} and the bigram entropy {bigram:.3f}. "
+              "1 - cosine: of two tokens of a window, at the top of the stack."),
         Sample(written["pre"], f"The first {s.context} characters are the text's, the others the "
                f"Pre-LN model's, after {s.steps} batches (temperature 0.8)."),
         Sample(written["post"], "The same from Post-LN without warm-up."),
@@ -95,9 +108,10 @@ def lesson(source: text.Text, out: Path, seed: int = 0, **changes: Any) -> Secti
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = options("compare", __doc__, seed=0, steps=300, text="").parse_args(argv)
-    source = text.load(args.text or None)
-    return finish(lesson(source, args.out, args.seed, steps=args.steps), args.out)
+    known = command.options("compare", __doc__, seed=0, steps=300, text="")
+    return command.run(
+        known, argv, lambda a: lesson(text.load(a.text), a.out, a.seed, steps=a.steps)
+    )
 
 
 if __name__ == "__main__":

@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 
 import tinyres as tr
+from demos import command
 from demos.plots import Picture
-from demos.report import Figure, Finding, Sample, Section, finish, options
+from demos.report import Figure, Finding, Sample, Section
 
 
 @tr.op
@@ -86,8 +87,7 @@ def lesson(out: Path) -> Section:
 
 
 def main(argv: list[str] | None = None) -> int:
-    out: Path = options("own_op", __doc__).parse_args(argv).out
-    return finish(lesson(out), out)
+    return command.run(command.options("own_op", __doc__), argv, lambda a: lesson(a.out))
 
 
 if __name__ == "__main__":

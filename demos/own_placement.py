@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 import tinyres as tr
-from demos import plots, text
-from demos.report import Figure, Finding, Sample, Section, Table, finish, options
+from demos import command, plots, text
+from demos.report import Figure, Finding, Sample, Section, Table
 from demos.training import Setting, make_task, train
 
 
@@ -85,16 +85,18 @@ def lesson(source: text.Text, out: Path, setting: Setting) -> Section:
         f"loss {loss['other']:.3f}; Pre-LN {loss['pre']:.3f}, Post-LN {loss['post']:.3f}, "
         f"unigram {unigram:.3f}",
         loss["other"] < unigram - 0.3,
+        f"at least 0.3 below the unigram entropy, {unigram - 0.3:.3f}",
     )
     records = [{"placement": r.label, **r.result, "top rms": rms[name]} for name, r in runs.items()]
     return Section("own_placement", "A placement of your own", parts, [finding], records)
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = options("own_placement", __doc__, seed=0, steps=150, text="").parse_args(argv)
-    source = text.load(args.text or None)
-    setting = Setting(seed=args.seed, steps=args.steps)
-    return finish(lesson(source, args.out, setting), args.out)
+    known = command.options("own_placement", __doc__, seed=0, steps=150, text="")
+    return command.run(
+        known, argv,
+        lambda a: lesson(text.load(a.text), a.out, Setting(seed=a.seed, steps=a.steps)),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from demos import pictures, report
+from demos import command, pictures, report
 from demos.claims import CLAIMS, NOT_HERE, NOT_MEASURED
 from demos.claims.claim import Claim, Verdict, judge, shown
 from demos.claims.lab import Job, Lab, in_processes, train_all
@@ -143,7 +143,7 @@ X1, X2, ... are claims of papers that do not reproduce with models of this size,
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = report.options("papers", __doc__)
+    parser = command.options("papers", __doc__)
     parser.add_argument(
         "claims", nargs="*", metavar="CLAIM", help=f"all, pictures, or some of {' '.join(EVERY)}"
     )

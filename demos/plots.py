@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -122,6 +123,16 @@ def lines(
         canvas.draw()
         _name_ends(ax, ends)
         return saved(figure, out, name, title=title, words=words)
+
+
+def by_block(
+    out: Path, name: str, curves: Sequence[Line], title: str, y_range: Any = None
+) -> Picture:
+    """One quantity at each block of a stack, or of several, on a log scale."""
+    words = f"{title}, at each block, on a log scale"
+    return lines(
+        out, name, curves, title=title, words=words, x_label="block", log=True, y_range=y_range
+    )
 
 
 def saved(figure: Figure, out: Path, name: str, *, title: str, words: str) -> Picture:

@@ -7,12 +7,11 @@ page that says "holds" has measured it, and one that says "does not hold" is no 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -25,15 +24,21 @@ from demos.plots import Picture
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim, the numbers that were measured, and whether they bear it out."""
+    """A claim, the numbers that were measured, whether they bear it out, and what that takes."""
 
     claim: str
     measured: str
     holds: bool
+    asked: str = ""
 
-    def line(self) -> str:
-        """The finding as a line for the terminal."""
-        return f"{'[holds]' if self.holds else '[DOES NOT HOLD]'} {self.claim}: {self.measured}"
+    def line(self, smaller: str = "") -> str:
+        """The finding as a line for the terminal; below one that does not hold, what was asked."""
+        line = f"{'[holds]' if self.holds else '[DOES NOT HOLD]'} {self.claim}: {self.measured}"
+        if self.asked and not self.holds:
+            line += f"\n    asked: {self.asked}"
+        if smaller and not self.holds:
+            line += f"\n    {SMALLER.format(smaller)}"
+        return line
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ class Sample:
     caption: str
 
 
+SMALLER = "this run was smaller than the lesson, for which the claim is made: {}"
 Part: TypeAlias = "str | Figure | Table | Sample"
 
 
@@ -73,6 +79,7 @@ class Section:
     parts: list[Part]
     findings: list[Finding] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)
+    smaller: str = ""  # in what the run was smaller than the lesson
 
 
 def told(lesson: str | None, start: int, end: int | None = None) -> str:
@@ -84,50 +91,7 @@ def told(lesson: str | None, start: int, end: int | None = None) -> str:
     return "\n\n".join((lesson or "").split("\n\n")[1:][start:end])
 
 
-# ---------------------------------------------------------------- the command line of a lesson
-
-
-def options(name: str, lesson: str | None, **defaults: Any) -> argparse.ArgumentParser:
-    """A parser that shows the lesson's text with --help and knows --out, --seed and `defaults`."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m demos.{name}",
-        description=lesson,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, default=Path("out") / name, help="where output goes")
-    for option, default in defaults.items():
-        kind: Any = type(default)
-        if kind is int:
-            kind = whole_number(0 if option == "seed" else 1)
-        parser.add_argument(
-            f"--{option.replace('_', '-')}", type=kind, default=default,
-            help="default: Python's own source" if option == "text" else f"default: {default}",
-        )  # fmt: skip
-    return parser
-
-
-def whole_number(least: int) -> Callable[[str], int]:
-    """For argparse: an integer of `least` or more."""
-
-    def parse(given: str) -> int:
-        try:
-            if int(given) >= least:
-                return int(given)
-        except ValueError:
-            pass
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {given}")
-
-    return parse
-
-
-def finish(section: Section, out: Path) -> int:
-    """Write a lesson's page and numbers, print its findings; the exit status."""
-    write_records(out / "measurements.jsonl", [section])
-    page = write_page(out / "report.html", section.title, [section])
-    for finding in section.findings:
-        print(finding.line())
-    print(f"page, pictures and numbers: {page}")
-    return 0
+# ---------------------------------------------------------------- the numbers
 
 
 def write_records(path: Path, sections: Iterable[Section]) -> None:
@@ -136,7 +100,7 @@ def write_records(path: Path, sections: Iterable[Section]) -> None:
     with open(path, "w", encoding="utf-8") as file:
         for section in sections:
             found = [
-                {"finding": f.claim, "measured": f.measured, "holds": f.holds}
+                {"finding": f.claim, "measured": f.measured, "asked": f.asked, "holds": f.holds}
                 for f in section.findings
             ]
             for record in [*section.records, *found]:
@@ -194,16 +158,23 @@ def _contents(sections: Sequence[Section]) -> str:
 
 def _section(section: Section, titled: bool) -> str:
     parts = "".join(map(_part, section.parts))
-    findings = "".join(
-        f'<li class="{"holds" if f.holds else "fails"}">'
-        f"<b>{'Holds' if f.holds else 'Does not hold in this run'}.</b> "
-        f"{_inline(f.claim)}: <span>{_inline(f.measured)}.</span></li>\n"
-        for f in section.findings
-    )
+    findings = "".join(_finding(f, section.smaller) for f in section.findings)
     heading = f"<h2>{escape(section.title)}</h2>\n" if titled else ""
     return (
         f'<section id="{section.name}">\n{heading}{parts}'
         f'<ul class="findings">\n{findings}</ul>\n</section>\n'
+    )
+
+
+def _finding(f: Finding, smaller: str) -> str:
+    """The claim, what was measured, and in small print what was asked of it."""
+    asked = [f"Asked: {f.asked}."] if f.asked else []
+    note = [f"But {SMALLER.format(smaller)}."] if smaller and not f.holds else []
+    small = f"<small>{_inline(' '.join(asked + note))}</small>" if asked or note else ""
+    return (
+        f'<li class="{"holds" if f.holds else "fails"}">'
+        f"<b>{'Holds' if f.holds else 'Does not hold in this run'}.</b> "
+        f"{_inline(f.claim)}: <span>{_inline(f.measured)}.</span>{small}</li>\n"
     )
 
 
@@ -287,6 +258,7 @@ td:last-child { white-space: nowrap; }
 .findings li { border-left: 4px solid var(--holds); background: var(--card); margin: .5rem 0;
   padding: .6rem .9rem; border-radius: 0 6px 6px 0; font-size: .95rem; line-height: 1.5; }
 .findings b { color: var(--holds); }
+.findings small { display: block; color: var(--muted); font-size: .82rem; margin-top: .2rem; }
 .findings .fails { border-color: var(--fails); }
 .findings .fails b { color: var(--fails); }
 footer { margin-top: 4rem; color: var(--muted); font-size: .88rem; }

@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from demos import plots
+from demos import command, plots
 from demos.compare import loss_picture
-from demos.report import Figure, Finding, Part, Section, finish, options, told
+from demos.report import Figure, Finding, Part, Section, told
 from demos.training import Reverse, Setting, train_all
 
 SETTINGS = {
@@ -31,6 +31,7 @@ def finding(results: dict[str, dict[str, float]], task: Reverse, blocks: int) ->
         f"Post-LN {post['val_accuracy']:.1%} (loss {post['val_loss']:.3f}), "
         f"guessing {by_chance:.1%} ({task.chance:.3f})",
         pre["val_accuracy"] > 0.99 and post["val_accuracy"] < 2 * by_chance,
+        f"above 99% with Pre-LN, below {2 * by_chance:.1%}, twice a guess, with Post-LN",
     )
 
 
@@ -63,8 +64,8 @@ def lesson(out: Path, seed: int = 0, **changes: Any) -> Section:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = options("reverse", __doc__, seed=0, steps=300, blocks=12).parse_args(argv)
-    return finish(lesson(args.out, args.seed, steps=args.steps, blocks=args.blocks), args.out)
+    known = command.options("reverse", __doc__, seed=0, steps=300, blocks=12)
+    return command.run(known, argv, lambda a: lesson(a.out, a.seed, steps=a.steps, blocks=a.blocks))
 
 
 if __name__ == "__main__":

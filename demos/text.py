@@ -79,12 +79,12 @@ class Text:
 
 
 def load(file: str | Path | None = None) -> Text:
-    """The standard library's text, or that of a file.
+    """The standard library's text, or that of a file if there is a name.
 
     >>> len(load().symbols) > 90
     True
     """
-    if file is None:
+    if not file:
         return Text.of("the Python standard library", "".join(map(_source, MODULES)))
     path = Path(file)
     if not path.is_file():

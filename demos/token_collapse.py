@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import tinyres as tr
-from demos import plots, text
-from demos.report import Figure, Finding, Part, Section, Table, finish, options, told
-from demos.training import Setting, Trainer, make_task
+from demos import command, plots, text
+from demos.report import Figure, Finding, Part, Section, Table, told
+from demos.training import BOTH, Setting, Trainer, make_task
 
-NAMES = {"pre": "Pre-LN", "post": "Post-LN"}
 SETTING = Setting(d_model=32, d_ff=128, batch=8)
 DEPTHS = (6, 12, 24, 48)
 
@@ -45,7 +44,7 @@ def look(trainer: Trainer, batch: Any) -> dict[str, Any]:
 def by_depth(source: text.Text, seed: int) -> list[dict[str, Any]]:
     """Both placements at several depths."""
     measured = []
-    for placement, blocks in itertools.product(NAMES, DEPTHS):
+    for placement, blocks in itertools.product(BOTH, DEPTHS):
         setting = SETTING.but(placement=placement, blocks=blocks, seed=seed)
         trainer = Trainer(setting, make_task(setting, source))
         measured.append(look(trainer, trainer.task.batch(trainer.rng)))
@@ -56,7 +55,7 @@ def finding(stacks: dict[tuple[str, int], dict[str, Any]]) -> Finding:
     """A condition on the deepest stacks."""
     ends = {
         name: [float(stacks[name, blocks]["collapse"][-1]) for blocks in (DEPTHS[0], DEPTHS[-1])]
-        for name in NAMES
+        for name in BOTH
     }
     (pre, deep_pre), (post, deep_post) = ends["pre"], ends["post"]
     return Finding(
@@ -64,6 +63,7 @@ def finding(stacks: dict[tuple[str, int], dict[str, Any]]) -> Finding:
         f"1 - cosine at the top of {DEPTHS[0]} and {DEPTHS[-1]} blocks: Post-LN {post:.2g} and "
         f"{deep_post:.2g}, Pre-LN {pre:.2g} and {deep_pre:.2g}",
         deep_post < 1e-4 and deep_pre > 0.03,
+        f"below 1e-4 in {DEPTHS[-1]} blocks of Post-LN, above 0.03 in as many of Pre-LN",
     )
 
 
@@ -73,7 +73,7 @@ def lesson(source: text.Text, out: Path, seed: int = 0) -> Section:
     stacks = {(m["placement"], m["blocks"]): m for m in depths}
     curves = [
         plots.Line(name, [stacks[p, b]["collapse"][-1] for b in DEPTHS], p, x=DEPTHS, marker="o")
-        for p, name in NAMES.items()
+        for p, name in BOTH.items()
     ]
     picture = plots.lines(
         out, "collapse-by-depth", curves, title="Before training: 1 - cosine at the top",
@@ -83,8 +83,8 @@ def lesson(source: text.Text, out: Path, seed: int = 0) -> Section:
     head = ["blocks", "1 - cosine, Pre-LN", "Post-LN", "top gradient, Pre-LN", "Post-LN"]
     rows = [
         [str(blocks)]
-        + [f"{stacks[p, blocks]['collapse'][-1]:.2g}" for p in NAMES]
-        + [f"{stacks[p, blocks]['top gradient']:.2g}" for p in NAMES]
+        + [f"{stacks[p, blocks]['collapse'][-1]:.2g}" for p in BOTH]
+        + [f"{stacks[p, blocks]['top gradient']:.2g}" for p in BOTH]
         for blocks in DEPTHS
     ]
     parts: list[Part] = [
@@ -99,8 +99,8 @@ def lesson(source: text.Text, out: Path, seed: int = 0) -> Section:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = options("token_collapse", __doc__, seed=0, text="").parse_args(argv)
-    return finish(lesson(text.load(args.text or None), args.out, args.seed), args.out)
+    known = command.options("token_collapse", __doc__, seed=0, text="")
+    return command.run(known, argv, lambda a: lesson(text.load(a.text), a.out, a.seed))
 
 
 if __name__ == "__main__":

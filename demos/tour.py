@@ -24,6 +24,7 @@ import numpy as np
 
 import tinyres as tr
 from demos import (
+    command,
     compare,
     draw_blocks,
     gradient_flow,
@@ -34,7 +35,8 @@ from demos import (
     worked_example,
 )
 from demos.plots import Picture
-from demos.report import Figure, Finding, Part, Section, options, write_page, write_records
+from demos.report import Figure, Finding, Part, Section, write_page, write_records
+from demos.training import BOTH
 from tinyres.graph import find_skips
 
 LEAD = """
@@ -43,7 +45,6 @@ LEAD = """
     that addition the LayerNorm stands. This page shows both, with numbers that were measured while
     it was written, by a framework made from scratch in NumPy.
 """
-NAMES = {"pre": "Pre-LN", "post": "Post-LN"}
 DEEP = 24
 
 
@@ -63,8 +64,8 @@ def on_the_stream(placement: str, blocks: int) -> tuple[int, int]:
 
 def drawn(out: Path) -> list[Part]:
     """Both blocks, and a deep stack with its equal blocks folded."""
-    drawings = {f"block-{p}": draw_blocks.draw_block(p) for p in NAMES}
-    drawings |= {f"stack-{p}": draw_blocks.draw_stack(p, DEEP) for p in NAMES}
+    drawings = {f"block-{p}": draw_blocks.draw_block(p) for p in BOTH}
+    drawings |= {f"stack-{p}": draw_blocks.draw_stack(p, DEEP) for p in BOTH}
     shown = {}
     try:
         for name, drawing in drawings.items():
@@ -81,13 +82,14 @@ def drawn(out: Path) -> list[Part]:
 
 def pictures(out: Path) -> Section:
     """The graphs of both placements, and what stands on their streams."""
-    counts = {p: on_the_stream(p, DEEP) for p in NAMES}
+    counts = {p: on_the_stream(p, DEEP) for p in BOTH}
     (pre_adds, pre_norms), (post_adds, post_norms) = counts.values()
     found = Finding(
         "Only the final norm touches Pre-LN's stream; Post-LN's is cut after every addition",
         f"{DEEP} blocks have on their stream, Pre-LN: {pre_adds} additions, {pre_norms} norm; "
         f"Post-LN: {post_adds} additions, {post_norms} norms",
         pre_norms == 1 and post_norms == post_adds == pre_adds == 2 * DEEP,
+        "two additions a block; one norm in all on Pre-LN's stream, one an addition on Post-LN's",
     )
     text = """
         These graphs were recorded while the blocks computed. The thick orange line is the
@@ -121,7 +123,7 @@ def run(source: text.Text, out: Path, seed: int) -> list[Section]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = options("tour", __doc__, seed=0)
+    parser = command.options("tour", __doc__, seed=0)
     parser.add_argument("--text", type=Path, help="a text to learn instead of Python's own source")
     args = parser.parse_args(argv)
     start = time.perf_counter()

@@ -21,13 +21,13 @@ are stacked many times, and about their order.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import tinyres as tr
-from demos.report import Finding, Part, Section, Table, finish, options, told
+from demos import command
+from demos.report import Finding, Part, Section, Table, told
 
 X = [2.0, 4.0, 6.0]
 FX = [0.5, -1.0, 0.5]
@@ -89,7 +89,8 @@ def findings(m: dict[str, Any]) -> list[Finding]:
     right = all(
         np.allclose(m[key], value, atol=5e-4, equal_nan=True) for key, value in by_hand.items()
     )
-    return [Finding("The engine computes what one computes by hand", measured, right)]
+    asked = "the numbers of the calculation by hand, to 0.0005"
+    return [Finding("The engine computes what one computes by hand", measured, right, asked)]
 
 
 def lesson() -> Section:
@@ -117,11 +118,13 @@ def lesson() -> Section:
 
 
 def main(argv: list[str] | None = None) -> int:
-    out: Path = options("worked_example", __doc__).parse_args(argv).out
-    section = lesson()
-    for row in section.parts[1].rows:  # type: ignore[union-attr]
-        print(f"{row[0]:<72} {row[2]}")
-    return finish(section, out)
+    def printed(_: Any) -> Section:
+        section = lesson()
+        for what, _, value in section.parts[1].rows:  # type: ignore[union-attr]
+            print(f"{what:<72} {value}")
+        return section
+
+    return command.run(command.options("worked_example", __doc__), argv, printed)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from demos import (
     plots,
     report,
     reverse,
+    scalings,
     text,
     token_collapse,
     tour,
@@ -91,15 +92,45 @@ def test_a_claim_is_decided_by_the_numbers() -> None:
     assert not finding.holds and finding.line().startswith("[DOES NOT HOLD]")
 
 
+def test_what_does_not_hold_says_what_was_asked_and_that_the_run_was_smaller(
+    words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--text", str(words), "--out", str(tmp_path), "--blocks"]
+    assert vanishing_signal.main([*small, "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "[DOES NOT HOLD] In 2 real blocks" in shown
+    assert "asked: plain below 1e-3, the others above 0.1" in shown
+    assert "smaller than the lesson, for which the claim is made: --blocks 2 instead of 24" in shown
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Asked: plain below 1e-3" in page and "--blocks 2 instead of 24" in page
+    assert vanishing_signal.main([*small, "24"]) == 0
+    shown = capsys.readouterr().out
+    assert "asked:" not in shown and "smaller" not in shown
+
+
+def test_what_a_lesson_can_not_do_is_a_line_and_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short.txt").write_text("too short")
+    for options, message in {
+        ("--text", "nowhere"): "there is no file nowhere",
+        ("--text", str(tmp_path / "short.txt")): "a context of 32 needs 33",
+        ("--blocks", "0"): "must be a whole number of at least 1, got 0",
+    }.items():
+        with pytest.raises(SystemExit) as left:
+            vanishing_signal.main([*options, "--out", str(tmp_path)])
+        assert left.value.code == 2 and message in capsys.readouterr().err
+
+
 # ---------------------------------------------------------------- signals and gradients
 
 
 def test_scalings_multiply_and_additions_keep_the_gradient() -> None:
-    plain = vanishing_signal.scalings("F(x)", 0.9, seed=1)
+    plain = scalings.measure("F(x)", 0.9, seed=1)
     np.testing.assert_allclose(plain["signal"], 0.9 ** np.arange(41.0))
     np.testing.assert_allclose(plain["gradient"], 0.9 ** np.arange(40.0, -1, -1))
     assert not plain["unchanged"]
-    assert vanishing_signal.scalings("x + F(x)", 0.0, seed=1)["unchanged"]
+    assert scalings.measure("x + F(x)", 0.0, seed=1)["unchanged"]
 
 
 def test_vanishing_signal(source: text.Text, tmp_path: Path) -> None:
@@ -108,12 +139,9 @@ def test_vanishing_signal(source: text.Text, tmp_path: Path) -> None:
 
 
 def test_a_plain_stack_that_passes_its_gradient_would_be_reported(source: text.Text) -> None:
-    gains = vanishing_signal.GAINS
-    toys = [vanishing_signal.scalings(r, g, 0) for r in vanishing_signal.RULES for g in gains]
-    zero = vanishing_signal.scalings("x + F(x)", 0.0, 0)
-    real = vanishing_signal.real_stacks(source, 12, 0)
-    real[0]["gradient"] = np.ones(13)
-    assert not vanishing_signal.findings(toys, zero, real)[2].holds
+    stacks = vanishing_signal.untrained(source, 12, 0)
+    stacks[0]["gradient"] = np.ones(13)
+    assert not vanishing_signal.finding(stacks).holds
 
 
 def test_tokens_of_a_deep_post_ln_stack_are_alike(
@@ -274,8 +302,9 @@ def test_the_tour_puts_all_lessons_on_one_page(
     monkeypatch.setattr(tour, "DEEP", 4)
     assert tour.main(["--out", str(tmp_path / "tour"), "--text", str(words)]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 11  # ten findings, and where the page is
-    assert all(line.startswith(("[holds]", "[DOES NOT HOLD]")) for line in printed[:10])
+    findings = [line for line in printed if line.startswith(("[holds]", "[DOES NOT HOLD]"))]
+    assert len(findings) == 10 and "report.html" in printed[-1]
+    assert all(line.startswith("    asked: ") for line in printed[:-1] if line not in findings)
     page = (tmp_path / "tour" / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") >= 15 and not re.findall(r'(?:src|href)="https?:', page)
     ids = re.findall(r'\bid="([^"]+)"', page)
