@@ -14,14 +14,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the recording; pytest finds demos anyway
 
-from demos.draw_blocks import gallery
+from demos.readme_pictures import graphs
 
 DATA = Path(__file__).with_name("data")
 
 
 @pytest.fixture(scope="module")
 def drawings():
-    return gallery()
+    return graphs()
 
 
 def test_each_picture_is_as_recorded(drawings):
@@ -32,5 +32,5 @@ def test_each_picture_is_as_recorded(drawings):
 
 
 if __name__ == "__main__":
-    for name, drawing in gallery().items():
+    for name, drawing in graphs().items():
         print(drawing.render(DATA / f"{name}.gv"))
