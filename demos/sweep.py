@@ -43,7 +43,7 @@ from tqdm import tqdm
 import tinyres as tr
 from demos import text
 from demos.folder import alone_in
-from demos.train_stacks import stop_after_step
+from demos.interrupts import asked_to_stop, leave_interrupts
 from demos.training import TASKS, Characters, Recall, Setting, Task, Trainer, make_task
 
 DEPTHS, RATES = (4, 8, 16, 32, 64), (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
@@ -108,18 +108,11 @@ def local(workers: int) -> Iterator[Executor]:
     os.environ.update(threads)
     context = multiprocessing.get_context("spawn")  # the library counts its threads when it loads
     try:
-        with ProcessPoolExecutor(workers, context, initializer=_leave_interrupts) as pool:
+        with ProcessPoolExecutor(workers, context, initializer=leave_interrupts) as pool:
             yield pool
     finally:
         os.environ.clear()
         os.environ.update(before)
-
-
-def _leave_interrupts() -> None:
-    """Ctrl-C is for the sweep, which lets its workers finish what they do."""
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def on_dask(address: str) -> Pool:
@@ -260,7 +253,7 @@ def sweep(settings: list[Setting], out: Path, pool: Pool, workers: int) -> tuple
     done = {k for k in keys if k in results and results[k]["status"] != "failed"}
     missing = [setting for setting, k in zip(settings, keys) if k not in done]
     bar = tqdm(total=len(keys), initial=len(done), desc="sweep", unit="run", disable=None)
-    with bar, recorder(path, results) as record, stop_after_step() as asked:
+    with bar, recorder(path, results) as record, asked_to_stop() as asked:
 
         def note(row: Row) -> None:
             record(row)

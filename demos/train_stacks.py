@@ -18,196 +18,116 @@ one that was not.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import os
-import signal
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import tinyres as tr
-from demos import text
+from demos import command
 from demos.folder import alone_in
-from demos.training import SCHEDULES, TASKS, Characters, Setting, Trainer, make_task, progress
+from demos.interrupts import asked_to_stop
+from demos.saved_run import SavedRun, begin, take_up
+from demos.training import SCHEDULES, TASKS, Characters, Setting, progress
 
-CHOICES = {
-    "task": TASKS,
-    "schedule": tuple(SCHEDULES),
-    "placement": tuple(tr.nn.PLACEMENTS),
-}
+CHOICES = {"task": TASKS, "schedule": tuple(SCHEDULES), "placement": tuple(tr.nn.PLACEMENTS)}
 TYPES = {"int": int, "float": float, "str": str, "str | None": str}
+WORDS = {
+    "text": "default: Python's own source",
+    "placement": "default: pre; python -m demos.placements lists them",
+}
 
 
-def arguments() -> argparse.ArgumentParser:
-    """One option for each field of Setting; one that is not given stays out of the result."""
-    parser = argparse.ArgumentParser(
-        prog="python -m demos.train_stacks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    for field in fields(Setting):
-        parser.add_argument(
-            f"--{field.name.replace('_', '-')}",
-            type=TYPES[str(field.type)],
-            choices=CHOICES.get(field.name),
-            default=argparse.SUPPRESS,
-            help=f"default: {field.default}",
-        )
-    parser.add_argument("--out", type=Path, default=Path("out/train_stacks"))
-    parser.add_argument(
-        "--every", type=int, help="steps from one save to the next; default: 100, or the run's"
-    )
-    parser.add_argument("--resume", action="store_true", help="go on where the run in --out is")
-    parser.add_argument("--fresh", action="store_true", help="replace the run that is in --out")
-    return parser
-
-
-def start(
-    given: dict[str, Any], out: Path, resume: bool, fresh: bool
-) -> tuple[Trainer, dict[str, Any]]:
-    """A new trainer, or the one that the checkpoint in `out` describes; and what is saved with it.
-
-    That is the vocabulary and how often to save.
-    """
-    checkpoint = out / "checkpoint.npz"
-    if checkpoint.exists() and not (resume or fresh):
-        raise ValueError(
-            f"{out} holds a run: --resume goes on with it, --fresh replaces it, "
-            "--out goes elsewhere"
-        )
-    if resume and not checkpoint.exists():
-        raise ValueError(f"--resume: there is no run in {out}")
-    if not resume:
-        return fresh_trainer(Setting(**given))
-    state = tr.load(checkpoint)
-    try:
-        return resumed_trainer(state, given)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"--resume: {checkpoint} is no run of train_stacks: {error}") from error
-
-
-def fresh_trainer(setting: Setting) -> tuple[Trainer, dict[str, Any]]:
-    """A trainer before its first step."""
-    task = make_task(setting, text.load(setting.text) if setting.task == "chars" else None)
-    symbols = task.text.symbols if isinstance(task, Characters) else None
-    return Trainer(setting, task), {"symbols": symbols, "every": 100}
-
-
-def resumed_trainer(state: dict[str, Any], given: dict[str, Any]) -> tuple[Trainer, dict[str, Any]]:
-    """The trainer that stood where the state was saved."""
-    setting = Setting(**state["setting"])
-    # More steps may be asked for, and the text may have moved. Anything else would be another run.
-    changed = [key for key in given if getattr(setting, key) != given[key]]
-    fixed = [key for key in changed if key not in ("steps", "text")]
-    if fixed:
-        raise ValueError(
-            "--resume goes on with "
-            + ", ".join(f"{key} = {getattr(setting, key)}" for key in fixed)
-            + ": leave the option away, or start another run with another --out"
-        )
-    trainer, beside = fresh_trainer(setting.but(**given))
-    if state["symbols"] != beside["symbols"]:
-        raise ValueError("--resume: this text has other characters than the run's: give its --text")
-    trainer.restore(state)
-    return trainer, {**beside, "every": state["every"]}
-
-
-@contextlib.contextmanager
-def stop_after_step() -> Iterator[list[bool]]:
-    """Ctrl-C makes the list non-empty; a second one stops at once."""
-    asked: list[bool] = []
-    before = signal.getsignal(signal.SIGINT)
-
-    def ask(*_: Any) -> None:
-        asked.append(True)
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, ask)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def forget_after(path: Path, done: int) -> None:
-    """Cut the metrics of the steps after the checkpoint off: they will be measured again.
-
-    The last line may be half a line, if the run was killed while it was written.
-    """
-    kept = 0
-    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
-        if not line.endswith(b"\n") or json.loads(line)["step"] > done:
-            break
-        kept += len(line)
-    with open(path, "ab") as file:
-        file.truncate(kept)
-
-
-def run(trainer: Trainer, beside: dict[str, Any], out: Path) -> bool:
-    """Train, save every so often and at the end; False if it was stopped before the end."""
-    every = beside["every"]
-    checkpoint = out / "checkpoint.npz"
-    for left_over in out.glob(f"{checkpoint.name}.*.part"):  # of a run killed while it saved
-        left_over.unlink()
-
-    def save() -> None:
-        tr.save(checkpoint, **beside, **trainer.state())
-
-    if trainer.done == 0:
-        save()  # before the metrics of another run that may be here are cut off
-    forget_after(out / "metrics.jsonl", trainer.done)
-    with open(out / "metrics.jsonl", "a", encoding="utf-8") as metrics, stop_after_step() as asked:
-        for record in progress(trainer, f"{trainer.setting.placement}, {trainer.setting.task}"):
-            metrics.write(json.dumps(record) + "\n")
+def train(run: SavedRun) -> bool:
+    """Take the steps that are left, saving now and then; False if it was stopped before the end."""
+    trainer = run.trainer
+    label = f"{trainer.setting.placement}, {trainer.setting.task}"
+    with run.metrics() as note, asked_to_stop() as asked:
+        for record in progress(trainer, label):
             last = trainer.done == trainer.setting.steps
-            if trainer.done % every == 0 or last:
-                metrics.write(json.dumps(trainer.evaluate()) + "\n")
-            if trainer.done % every == 0 or last or asked:
-                # First the metrics: those that no checkpoint follows are cut off, see above.
-                metrics.flush()
-                os.fsync(metrics.fileno())
-                save()
+            due = trainer.done % run.every == 0 or last
+            measured = [record, trainer.evaluate()] if due else [record]
+            note(*measured, save=due or bool(asked))
             if asked:
                 return last
     return True
 
 
+def report(run: SavedRun) -> None:
+    """What the model reached, beside what the text allows."""
+    trainer, task = run.trainer, run.trainer.task
+    result = trainer.evaluate()
+    print(f"step {trainer.done}: validation loss {result['val_loss']:.4f} nats, "
+          f"{result['val_accuracy']:.1%} of the symbols right")  # fmt: skip
+    if isinstance(task, Characters):
+        print(f"the same text's entropies: unigram {task.text.unigram_entropy(task.context):.3f}, "
+              f"bigram {task.text.bigram_entropy(task.context):.3f}")  # fmt: skip
+        print(f"to see what it writes: python -m demos.generate {run.checkpoint}")
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def options() -> argparse.ArgumentParser:
+    """One option for each field of Setting; one that is not given stays out of the result."""
+    known = command.parser("train_stacks", __doc__)
+    for field in fields(Setting):
+        choices = CHOICES.get(field.name)
+        known.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=TYPES[str(field.type)],
+            choices=choices,
+            metavar="NAME" if choices and len(choices) > 5 else None,
+            default=argparse.SUPPRESS,
+            help=WORDS.get(field.name, f"default: {field.default}"),
+        )
+    known.add_argument(
+        "--out", type=Path, default=Path("out/train_stacks"), help="the folder of the run"
+    )
+    known.add_argument(
+        "--every", type=command.whole_number(1), help="steps from one save to the next (100)"
+    )
+    known.add_argument("--resume", action="store_true", help="go on where the run in --out is")
+    known.add_argument("--fresh", action="store_true", help="replace the run that is in --out")
+    return known
+
+
+def chosen(args: argparse.Namespace) -> SavedRun:
+    """The run that the options ask for: a new one, or the one in --out where it was."""
+    given = {k: v for k, v in vars(args).items() if k in {field.name for field in fields(Setting)}}
+    if (args.out / "checkpoint.npz").exists() and not (args.resume or args.fresh):
+        raise ValueError(
+            f"{args.out} holds a run: --resume goes on with it, --fresh replaces it, "
+            "--out goes elsewhere"
+        )
+    run = take_up(args.out, given) if args.resume else begin(Setting(**given), args.out)
+    run.every = args.every or run.every
+    return run
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = arguments()
-    args = vars(parser.parse_args(argv))
-    out, every, resume, fresh = (args.pop(key) for key in ("out", "every", "resume", "fresh"))
-    again = f"python -m demos.train_stacks --resume --out {out}"
-    if every is not None and every < 1:
-        parser.error(f"--every must be at least 1, got {every}")
+    known = options()
+    args = known.parse_args(argv)
+    again = f"python -m demos.train_stacks --resume --out {args.out}"
     try:
-        with alone_in(out):
-            trainer, beside = start(args, out, resume, fresh)
-            finished = run(trainer, beside | ({} if every is None else {"every": every}), out)
+        with alone_in(args.out):
+            run = chosen(args)
+            finished = train(run)
     except (ValueError, TypeError) as error:
-        parser.error(str(error))
+        known.error(str(error))
     except FloatingPointError as error:
         print(f"stopped. {error}")
         return 1
     except OSError as error:
-        print(f"stopped. {error}\nThe last checkpoint in {out} is whole. To go on from it: {again}")
+        print(f"stopped. {error}\nThe last checkpoint in {args.out} is whole. "
+              f"To go on from it: {again}")  # fmt: skip
         return 1
     except KeyboardInterrupt:
         print(f"stopped at once. To go on from the last checkpoint: {again}")
         return 130
     if not finished:
-        print(f"stopped after step {trainer.done} and saved. To go on: {again}")
+        print(f"stopped after step {run.trainer.done} and saved. To go on: {again}")
         return 130
-    result = trainer.evaluate()
-    print(f"step {trainer.done}: validation loss {result['val_loss']:.4f} nats, "
-          f"{result['val_accuracy']:.1%} of the symbols right")  # fmt: skip
-    if isinstance(trainer.task, Characters):
-        task = trainer.task
-        print(f"the same text's entropies: unigram {task.text.unigram_entropy(task.context):.3f}, "
-              f"bigram {task.text.bigram_entropy(task.context):.3f}")  # fmt: skip
-        print(f"to see what it writes: python -m demos.generate {out / 'checkpoint.npz'}")
-    print(f"metrics and checkpoint are in {out}; with more --steps it goes on: {again}")
+    report(run)
+    print(f"metrics and checkpoint are in {args.out}; with more --steps it goes on: {again}")
     return 0
 
 
