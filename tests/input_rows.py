@@ -1,7 +1,7 @@
 """Every public function and class with good arguments.
 
-`ROWS` has one row for each, with the kind of every argument; `input_kinds.py` says which values of
-a kind must be refused, and which may work.
+There is one row for each, with the kind of every argument; `input_kinds.py` says which values of a
+kind must be refused, and which may work. The rows of modules are in `input_rows_modules.py`.
 """
 
 from __future__ import annotations
@@ -89,38 +89,17 @@ def fused(where: Any) -> dict[str, Row]:
             weight=("array", floats(5, 3)), index=TOKENS,
         ),
         "cross_entropy": row(
-            lambda logits, targets, ignore: where.cross_entropy(
-                logits, targets, ignore_index=ignore
+            lambda logits, targets, ignore_index: where.cross_entropy(
+                logits, targets, ignore_index=ignore_index
             ),
-            logits=("array", floats(3, 5)), targets=("integers", [0, 4, 1]), ignore=("number", -1),
+            logits=("array", floats(3, 5)), targets=("integers", [0, 4, 1]),
+            ignore_index=("integer?", -1),
         ),
     }  # fmt: skip
 
 
 def method(name: str, **args: tuple[str, Any]) -> Row:
     return row(lambda **given: getattr(floats(2, 3), name)(**given), **args)
-
-
-def of_layer(name: str, **args: tuple[str, Any]) -> Row:
-    return row(lambda **given: getattr(nn.Linear(2, 2, rng=0), name)(**given), **args)
-
-
-def make_norm() -> nn.LayerNorm:
-    return nn.LayerNorm(3)
-
-
-def placed(rule: Any) -> Row:
-    """A rule round a sublayer. Of its constants, `index` and `total` come from a stack."""
-    norm = "function" if hasattr(rule(tr.relu, make_norm), "norm") else "any"
-    return row(
-        lambda branch, norm: rule(branch, norm)(rule.begin(floats(2, 3), None)),
-        branch=("function", tr.relu), norm=(norm, make_norm),
-    )  # fmt: skip
-
-
-def layer(kind: Any, *inputs: int, **args: tuple[str, Any]) -> Row:
-    """A module, built and called."""
-    return row(lambda **given: kind(**given)(floats(*inputs)), **args)
 
 
 def optimizer(kind: Any, **args: tuple[str, Any]) -> Row:
@@ -133,33 +112,15 @@ def double(x):
     return 2 * x, lambda g: (2 * g,)
 
 
+STATE = nn.Linear(2, 2, rng=0).state_dict()
 ADAM = {"betas": ("params", (0.9, 0.99)), "eps": ("from 0", 1e-8), "weight_decay": ("from 0", 0.1)}
-BLOCK = {
-    "d_model": ("size", 4), "heads": ("size", 2), "d_ff": ("size?", 8),
-    "placement": ("name", "pre"), "activation": ("name", "relu"), "norm": ("name", "layer"),
-    "eps": ("from 0", 1e-5), "dropout": ("share", 0.5), "causal": FLAG, "rng": SEED,
-}  # fmt: skip
-LM = {"vocab": ("size", 5), **BLOCK, "blocks": ("size", 1), "context": ("size", 4), "tied": FLAG}
-COPY = {"load": nn.Linear(2, 2, rng=0).state_dict()}
 
 
-def stack(**given: Any) -> Any:
-    return nn.TransformerStack(**given)(floats(1, 2, 4))
-
-
-def language_model(**given: Any) -> Any:
-    return nn.TransformerLM(**given)([[0]])
-
-
-def encoder_decoder(causal: Any, **given: Any) -> Any:
-    return nn.TransformerEncoderDecoder(**given)([[0]], [[1]])
-
-
-def crossings(output: Any, source: Any, branches: Any) -> Any:
+def crossings(output: Any, source: Any, branches: Any, grad: Any) -> Any:
     x = floats(2, 3)
     y = x * 2
     given = [y if output is ... else output, x if source is ... else source]
-    return tr.probe.by_crossings(*given, branches, np.ones((2, 3)))
+    return tr.probe.by_crossings(*given, branches, grad)
 
 
 def trained() -> optim.Optimizer:
@@ -196,11 +157,14 @@ OPERATORS = {
 }  # fmt: skip
 
 
-ROWS: dict[str, Row] = {
+ROWS_OF_FUNCTIONS: dict[str, Row] = {
     # ---- tensors and how ops run
     "Tensor": row(tr.Tensor, data=X, requires_grad=FLAG, dtype=("dtype", "f4")),
     "nn.Parameter": row(nn.Parameter, data=X, requires_grad=FLAG, dtype=("dtype", "f4")),
-    "op": row(lambda function: tr.op(function)(1.0), function=("own op", double.__wrapped__)),
+    "op": row(
+        lambda function, spelled_out: tr.op(function, spelled_out=spelled_out)(1.0),
+        function=("own op", double.__wrapped__), spelled_out=("function?", double),
+    ),
     "no_grad": row(tr.no_grad),
     "spelled_out": row(tr.spelled_out),
     "detect_anomaly": row(
@@ -289,9 +253,10 @@ ROWS: dict[str, Row] = {
     ),
     "probe.by_crossings": row(
         crossings, output=("traced", ...), source=("traced", ...), branches=("modules", [MODEL]),
+        grad=("array", np.ones((2, 3))),
     ),
     "probe.update_ratio": row(
-        tr.probe.update_ratio, before=("state", COPY["load"]), after=("state", COPY["load"])
+        tr.probe.update_ratio, before=("state", STATE), after=("state", STATE)
     ),
     # ---- optimizers
     "optim.Optimizer": optimizer(optim.Optimizer),
@@ -309,90 +274,22 @@ ROWS: dict[str, Row] = {
         optim.warmup_cosine, lr=LR, warmup=WARMUP, total=("count", 9), floor=("from 0", 0.0)
     ),
     "optim.inverse_sqrt": row(optim.inverse_sqrt, lr=LR, warmup=WARMUP),
-    # ---- modules
-    "nn.xavier": row(nn.xavier, rng=SEED, n_in=("size", 2), n_out=("size", 2)),
-    "nn.Module": row(nn.Module),
-    "nn.ModuleList": row(nn.ModuleList),
-    "nn.Sequential": row(lambda layer: nn.Sequential(layer)(floats(2)), layer=("function", tr.exp)),
-    "nn.Linear": layer(nn.Linear, 3, 2, n_in=("size", 2), n_out=("size", 4), bias=FLAG, rng=SEED),
-    "nn.Embedding": row(nn.Embedding, count=("size", 5), d_model=("size", 4), rng=SEED),
-    "nn.LayerNorm": layer(nn.LayerNorm, 2, 3, d_model=("size", 3), eps=("from 0", 0.1)),
-    "nn.RMSNorm": layer(nn.RMSNorm, 2, 3, d_model=("size", 3), eps=("from 0", 0.1), affine=FLAG),
-    "nn.Dropout": layer(nn.Dropout, 2, 3, p=("share", 0.5), rng=SEED),
-    "nn.MultiHeadAttention": layer(
-        nn.MultiHeadAttention, 2, 4,
-        d_model=("size", 4), heads=("size", 2), causal=FLAG, bias=FLAG, rng=SEED,
-    ),
-    "nn.FeedForward": layer(
-        nn.FeedForward, 2, 4,
-        d_model=("size", 4), d_ff=("size", 8), activation=("name", "relu"), rng=SEED,
-    ),
-    "nn.TransformerBlock": layer(nn.TransformerBlock, 1, 2, 4, **BLOCK),
-    "nn.TransformerStack": row(stack, blocks=("size", 1), **BLOCK),
-    "nn.TransformerLM": row(language_model, **LM),
-    "nn.TiedHead": row(nn.TiedHead, table=("parameter", nn.Parameter(np.ones((5, 3))))),
-    **{
-        f"nn.{name}": placed(rule)
-        for name, rule in vars(nn).items()
-        if isinstance(rule, type) and issubclass(rule, nn.Residual) and rule is not nn.Residual
-    },
-    **{
-        f"nn.{name}": row(rule, norm=("function" if hasattr(rule(make_norm), "norm") else "any",
-                                      make_norm))
-        for name, rule in vars(nn).items()
-        if isinstance(rule, type) and issubclass(rule, nn.BlockRule)
-    },
-    "nn.Placement": row(nn.Placement),
-    "nn.Residual": row(
-        nn.Residual, branch=("function", tr.relu), norm=("function", make_norm)
-    ),
-    "nn.placement_class": row(nn.placement_class, placement=("name", "post")),
-    "nn.DynamicTanh": layer(
-        nn.DynamicTanh, 2, 3, d_model=("size", 3), alpha=("real", 0.5)
-    ),
-    "nn.TransformerEncoderDecoder": row(
-        encoder_decoder, **LM, decoder_blocks=("size?", 2)
-    ),
-    **{
-        name: row(lambda x, module=module: module(x), x=given)
-        for name, module, given in (
-            ("Linear()", nn.Linear(3, 2, rng=0), X), ("LayerNorm()", nn.LayerNorm(3), X),
-            ("RMSNorm()", nn.RMSNorm(3), X), ("FeedForward()", nn.FeedForward(3, 2, rng=0), X),
-            ("Dropout()", nn.Dropout(0.5, rng=0), X), ("Embedding()", MODEL.token, TOKENS),
-            ("TransformerStack()", MODEL.stack, ("array", floats(1, 2, 4))),
-            ("TransformerLM()", MODEL, TOKENS),
-        )
-    },
-    "MultiHeadAttention()": row(
-        lambda x, mask: nn.MultiHeadAttention(4, 2, rng=0)(x, mask=mask),
-        x=("array", floats(3, 4)), mask=("mask", np.ones((3, 3), bool)),
-    ),
-    "Module.load_state_dict": of_layer("load_state_dict", state=("state", COPY["load"])),
-    "Module.astype": of_layer("astype", dtype=("float dtype", "f8")),
-    "Module.train": of_layer("train", mode=FLAG),
-    **{f"Module.{n}": of_layer(n) for n in (
-        "eval", "evaluating", "zero_grad",
-        "state_dict", "parameters", "num_parameters", "named_parameters",
-        "modules", "named_modules", "members", "extra")},
-    "TransformerLM.embed": row(MODEL.embed, tokens=TOKENS),
-    "TransformerLM.loss": row(
-        MODEL.loss, tokens=("integers", [[0, 1]]), targets=("integers", [[1, 2]])
-    ),
-    "TransformerLM.generate": row(
-        MODEL.generate, prompt=("integers", [0, 1]), count=("count", 2),
-        temperature=("from 0", 1.0), top_k=("size?", 2), rng=SEED,
-    ),
     # ---- graphs
-    "trace": row(tr.trace, output=("traced", floats(2, 3) * 2)),
+    "trace": row(tr.trace, output=("traced", floats(2, 3) * 2), names=("names", None)),
     "trace_backward": row(
-        lambda loss: tr.trace_backward(loss, retain_graph=True),
-        loss=("traced", (floats(2, 3) * 2).sum()),
+        lambda loss, **given: tr.trace_backward(
+            (floats(2, 3) * 2).sum() if loss is ... else loss, **given
+        ),
+        loss=("traced", ...), grad=("array?", None), retain_graph=FLAG_ON,
+        names=("names", None),
     ),
     "draw": row(
         tr.draw, output_or_graph=("traced", floats(2, 3) * 2), depth=("depth", 1),
-        rankdir=("name", "BT"), theme=("word", "auto"),
+        rankdir=("name", "BT"), theme=("word", "auto"), fold=FLAG, parameters=FLAG, gradient=FLAG,
+        legend=FLAG, title=("text?", "two"), decades=("above 0?", 3.0), names=("names", None),
     ),
     "draw_pair": row(
-        tr.draw_pair, left=("traced", floats(2, 3) * 2), right=("traced", floats(2, 3) * 2)
+        tr.draw_pair, left=("traced", floats(2, 3) * 2), right=("traced", floats(2, 3) * 2),
+        titles=("texts", ("one", "two")), decades=("above 0?", 3.0),
     ),
 }  # fmt: skip

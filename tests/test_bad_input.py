@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from input_kinds import KINDS
-from input_rows import ROWS
+from input_rows_modules import ROWS
 from op_cases import OPS
 
 import tinyres as tr
@@ -64,6 +64,40 @@ NOT_TO_BE_CALLED = {
 def test_every_public_function_has_a_row():
     missing = public() - ROWS.keys() - NOT_TO_BE_CALLED
     assert not missing, f"give these a row in tests/input_rows.py: {sorted(missing)}"
+
+
+# Arguments without a kind, since they are tried elsewhere or are Python's own.
+TRIED_ELSEWHERE = {
+    ("nn.ModuleList", "iterable"),  # a list's
+    ("save", "state"),  # tests/test_state.py
+    ("Tensor.backward", "create_graph"),  # tests/test_tensor.py: it is always refused
+}
+
+
+def public_object(name: str) -> Any:
+    places = {"Module": tr.nn, "Optimizer": tr.optim, "TransformerLM": tr.nn}
+    found = places.get(name.split(".")[0], tr)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def test_every_argument_of_a_public_function_has_a_kind():
+    missing = {
+        (name, p.name)
+        for name in public() - NOT_TO_BE_CALLED
+        for p in inspect.signature(public_object(name)).parameters.values()
+        # Keywords that are handed on are named in the row, those of placements in that of Residual.
+        if p.kind is not p.VAR_KEYWORD and p.name != "self" and p.name not in ROWS[name].args
+    }
+    assert missing <= TRIED_ELSEWHERE, sorted(missing - TRIED_ELSEWHERE)
+
+
+def test_every_public_name_is_exported_to_type_checkers():
+    for prefix, module in (("", tr), ("nn.", tr.nn), ("probe.", tr.probe)):
+        names = {n.removeprefix(prefix) for n in public() if n.startswith(prefix)}
+        own = {name for name in names if "." not in name and hasattr(module, name)}
+        assert own <= {*module.__all__, "keep_pages"} and own
 
 
 def copied(value: Any) -> Any:

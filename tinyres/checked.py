@@ -58,6 +58,14 @@ def checked_mask(mask: Any) -> Array | None:
     return allowed
 
 
+def checked_heads(width: int, heads: Any) -> int:
+    """A number of heads among which the features of one token can be split."""
+    number = expect.size("self_attention: heads", heads)
+    if width % number or width == 0:
+        raise ValueError(f"self_attention: width {width} can't be split among {number} heads")
+    return number
+
+
 def integers(what: str, value: Any) -> Array:
     """A copy of `value`, which must hold integers or nothing."""
     try:
@@ -76,10 +84,9 @@ def checked_index(what: str, index: Any, size: int, ignore: int | None = None) -
     numbers = integers(what, index)
     outside = (numbers < 0) | (numbers >= size)
     if ignore is not None:
-        if not isinstance(ignore, int | np.integer):
-            given = expect.shown(ignore)
-            raise TypeError(f"{what}: ignore_index must be an integer or None, got {given}")
-        outside &= numbers != ignore
+        given = expect.shown(ignore)
+        wanted = f"{what}: ignore_index must be an integer or None, got {given}"
+        outside &= numbers != expect.integer(ignore, wanted)
     if outside.any():
         raise IndexError(f"{what} has {numbers[outside][0]}, but it must be from 0 to {size - 1}")
     return numbers

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from tinyres import ops
-from tinyres.checked import allowed_pairs, checked_index, checked_targets, of_tensors
+from tinyres.checked import allowed_pairs, checked_heads, checked_index, checked_targets, of_tensors
 from tinyres.context import scope
 from tinyres.signatures import ArrayLike
 from tinyres.tensor import Tensor
@@ -107,6 +107,7 @@ def self_attention(
 ) -> Tensor:
     """Attention of every head of x to x, side by side; weight (d, 3 d) holds q, k and v."""
     width = x.shape[-1]
+    heads = checked_heads(width, heads)
 
     def projected(name: str, i: int) -> Tensor:
         part = slice(i * width, (i + 1) * width)

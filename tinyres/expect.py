@@ -25,6 +25,19 @@ def shown(value: Any) -> str:
     return reprlib.repr(value)
 
 
+def integer(value: Any, wanted: str) -> int:
+    """A whole number of Python's or NumPy's; True is none, though Python takes it for 1.
+
+    `wanted` is the message of the TypeError for anything else.
+    """
+    if isinstance(value, bool):
+        raise TypeError(wanted)
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(wanted) from None
+
+
 def size(what: str, value: Any, least: int = 1) -> int:
     """A whole number of things, `least` or more.
 
@@ -34,10 +47,7 @@ def size(what: str, value: Any, least: int = 1) -> int:
     ValueError: Linear: n_in must be an integer, at least 1, got 0
     """
     wanted = f"{what} must be an integer, at least {least}, got {shown(value)}"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(wanted) from None
+    number = integer(value, wanted)
     if number < least:
         raise ValueError(wanted)
     if number > LARGEST_SIZE:
@@ -65,6 +75,7 @@ def number(
     what: str, value: Any, least: float = -math.inf, most: float = math.inf, finite: bool = True
 ) -> float:
     """A real number from `least` to `most`; an infinite one only where it need not be `finite`.
+    True and False are none.
 
     >>> number("lr", np.float32(0.5), 0), number("p", 1, 0, 1)
     (0.5, 1.0)
@@ -75,7 +86,7 @@ def number(
     wanted = f"{what} must be {bounds}, got {shown(value)}"
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    if not isinstance(value, Real):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(wanted)
     try:
         real = float(value)
@@ -117,6 +128,8 @@ def function(what: str, value: object) -> Callable[..., Any]:
 def generator(what: str, rng: Any) -> np.random.Generator:
     """A random generator: the given one, or a new one from a seed."""
     try:
+        if isinstance(rng, bool):
+            raise TypeError
         return np.random.default_rng(rng)
     except (TypeError, ValueError) as error:
         raise type(error)(
@@ -141,10 +154,7 @@ def dtype(what: str, value: Any, kinds: str = "biuf") -> np.dtype[Any]:
 def axis(what: str, value: Any, ndim: int) -> int:
     """An axis of an array of `ndim` dimensions, counted from 0."""
     wanted = f"{what}: axis must be an integer from {-ndim} to {ndim - 1}, got {shown(value)}"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(wanted) from None
+    number = integer(value, wanted)
     if not -ndim <= number < ndim:
         raise IndexError(wanted)
     return number % ndim

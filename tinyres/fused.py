@@ -240,8 +240,7 @@ def self_attention(
     if x.ndim < 2:
         raise ValueError(f"self_attention: x must be (..., T, d), but is {x.shape}")
     d = x.shape[-1]
-    if heads < 1 or d % heads or d == 0:
-        raise ValueError(f"self_attention: width {d} can't be split among {heads} heads")
+    heads = checked.checked_heads(d, heads)
     if weight.shape != (d, 3 * d):
         raise ValueError(f"self_attention: weight must be ({d}, {3 * d}), but is {weight.shape}")
     rows = x.reshape(-1, d)

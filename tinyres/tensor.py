@@ -131,6 +131,7 @@ def op(function: Any = None, *, spelled_out: Twin = None) -> Any:
     if function is None:
         return functools.partial(op, spelled_out=spelled_out)
     name = expect.function("op: function", function).__name__.rstrip("_")
+    expect.function("op: spelled_out", function if spelled_out is None else spelled_out)
     signature = inspect.signature(function).parameters.values()
     arrays = [p.name for p in signature if p.kind is p.POSITIONAL_OR_KEYWORD]
     attributes = [p.name for p in signature if p.kind is p.KEYWORD_ONLY]

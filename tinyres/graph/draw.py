@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from tinyres import expect
 from tinyres.graph.dot import to_dot
 from tinyres.graph.labels import printable
 from tinyres.graph.layout import Layout, gradient_at, top_gradient
@@ -50,11 +51,11 @@ def draw(
     >>> "class=skip" in tr.draw(x + x @ tr.Tensor([[2.0]], requires_grad=True)).source
     True
     """
-    _check(rankdir, theme, depth)
+    _check(rankdir, theme, depth, decades, title)
     graph = _graph(output_or_graph, names)
     shown = _view(graph, depth, fold, parameters)
     with_gradient = graph.has_gradient if gradient is None else gradient
-    look = Look(rankdir, theme, with_gradient, decades or 3.0, legend)
+    look = Look(rankdir, theme, with_gradient, 3.0 if decades is None else decades, legend)
     source = to_dot(shown, look, title or "")
     heading = printable(title or _title(graph))
     return Drawing(source, heading, _description(shown, look), theme)
@@ -73,6 +74,9 @@ def draw_pair(
     `titles` names the two, the other options are those of `draw`. Each gradient is compared with
     that at the top of its own stack; the scale widens to what the two need, unless `decades` says.
     """
+    two = isinstance(titles, tuple | list) and len(titles) == 2
+    if not two or not all(isinstance(title, str) for title in titles):
+        raise TypeError(f"draw_pair: titles must be two texts, got {expect.shown(titles)}")
     names = options.pop("names", None)
     graphs = [_graph(given, names) for given in (left, right)]
     if decades is None and all(graph.has_gradient for graph in graphs):
@@ -92,13 +96,18 @@ def _decades(shown: View) -> float:
     return min(12.0, max((math.ceil(abs(math.log10(r)) - 0.05) for r in ratios), default=0))
 
 
-def _check(rankdir: str, theme: str, depth: int | None) -> None:
+def _check(
+    rankdir: str, theme: str, depth: int | None, decades: float | None, title: str | None
+) -> None:
     if rankdir not in RANKDIRS:
         raise ValueError(f"draw: rankdir must be one of {', '.join(RANKDIRS)}, got {rankdir!r}")
     if not isinstance(theme, str) or theme not in THEMES:
         raise ValueError(f"draw: theme must be one of {', '.join(sorted(THEMES))}, got {theme!r}")
-    if depth is not None and (not isinstance(depth, int) or depth < 0):
-        raise ValueError(f"draw: depth must be 0, 1, 2, ... or None, got {depth!r}")
+    if depth is not None:
+        expect.size("draw: depth", depth, 0)
+    if decades is not None and expect.number("draw: decades", decades, 0) == 0:
+        raise ValueError("draw: decades must be above 0, got 0")
+    expect.instance("draw: title", title, (str, type(None)), "a text or None")
 
 
 def _graph(output_or_graph: Tensor | Graph, names: Mapping[str, Tensor] | None) -> Graph:

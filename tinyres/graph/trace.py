@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tinyres import expect
 from tinyres import tensor as engine
 from tinyres.context import Scope as LiveScope
 from tinyres.graph.size import rms
@@ -190,8 +191,9 @@ def described(
     """Plain data of the engine's nodes."""
     ids = {node: i for i, node in enumerate(tape)}
     scopes = _Scopes(tape)
-    given = {t._node: name for name, t in (names or {}).items() if t._node is not None}
-    at_hand = {t._node: t for t in (*scopes.parameters, *(names or {}).values(), output)}
+    named = _named(names)
+    given = {t._node: name for name, t in named.items() if t._node is not None}
+    at_hand = {t._node: t for t in (*scopes.parameters, *named.values(), output)}
     dtypes = {dtype: str(dtype) for dtype in {node.dtype for node in tape}}
     nodes: list[Node] = []
     edges: list[Edge] = []
@@ -212,6 +214,18 @@ def described(
             if source is not None:
                 edges.append(Edge(ids[source], i, slot))
     return Graph(nodes, edges, scopes.found, output=len(nodes) - 1)
+
+
+NAMES = "a dict of tensors by name"
+
+
+def _named(names: Any) -> Mapping[str, Tensor]:
+    if names is None:
+        return {}
+    found: Mapping[str, Tensor] = expect.instance("trace: names", names, Mapping, NAMES)
+    if not all(isinstance(name, str) and isinstance(t, Tensor) for name, t in found.items()):
+        raise TypeError(f"trace: names must be {NAMES}, got {expect.shown(names)}")
+    return found
 
 
 def _plain(value: Any) -> Any:

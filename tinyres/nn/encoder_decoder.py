@@ -66,8 +66,13 @@ class TransformerEncoderDecoder(Module):
         self.head: Module = TiedHead(self.token.weight) if tied else Linear(d_model, vocab, rng=rng)
 
     def forward(self, source: Tensor | ArrayLike, target: Tensor | ArrayLike) -> Tensor:
-        memory = self.encoder(self.embed(source))
-        return self.head(self.decoder(self.embed(target), memory))
+        memory, x = self.encoder(self.embed(source)), self.embed(target)
+        if len(memory) != len(x):
+            raise ValueError(
+                "TransformerEncoderDecoder: expected one source a target, got "
+                f"{expect.shown(source)} and {expect.shown(target)}"
+            )
+        return self.head(self.decoder(x, memory))
 
     @scope("embed", level=2)
     def embed(self, tokens: Tensor | ArrayLike) -> Tensor:

@@ -51,6 +51,8 @@ class Linear(Module):
         self, n_in: int, n_out: int, *, bias: bool = True, rng: Seed = None, parts: int = 1
     ):
         n_in, n_out = expect.size("Linear: n_in", n_in), expect.size("Linear: n_out", n_out)
+        if n_out % expect.size("Linear: parts", parts):
+            raise ValueError(f"Linear: parts={parts} maps can't share n_out={n_out} features")
         rng = expect.generator("Linear", rng)
         # `parts` maps side by side, such as those of q, k and v, start as if they stood alone.
         weights = [xavier(rng, n_in, n_out // parts) for _ in range(parts)]
@@ -206,10 +208,13 @@ class MultiHeadAttention(Module):
                 f"MultiHeadAttention: d_model={d_model} can't be split among heads={heads}: "
                 "choose a number of heads that divides it"
             )
-        if not set(normed) <= set("qkv"):
+        if not set(expect.instance("MultiHeadAttention: normed", normed, str, "a text")) <= set(
+            "qkv"
+        ):
             raise ValueError(
                 f"MultiHeadAttention: normed must be some of the letters of 'qkv', got {normed!r}"
             )
+        expect.function("MultiHeadAttention: norm", norm)
         rng = expect.generator("MultiHeadAttention", rng)
         self.heads = heads
         self.causal = causal
@@ -308,6 +313,7 @@ class FeedForward(Module):
         expect.one_of("FeedForward: activation", activation, ACTIVATIONS)
         expect.size("FeedForward: d_model", d_model)
         expect.size("FeedForward: d_ff", d_ff)
+        expect.function("FeedForward: norm", norm)
         rng = expect.generator("FeedForward", rng)
         self.up = Linear(d_model, d_ff, rng=rng)
         self.activation = activation

@@ -54,6 +54,15 @@ class Place:
     cross: bool = False
     decoder_blocks: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("index", "total", "block", "blocks"):
+            expect.size(f"Place: {name}", getattr(self, name))
+        expect.size("Place: decoder_blocks", self.decoder_blocks, least=0)
+        if self.index > self.total or self.block > self.blocks:
+            raise ValueError(
+                f"Place: expected a sublayer and a block of those that there are, got {self}"
+            )
+
 
 class Placement(Module):
     """What a stack has to know of a rule; `Residual` is the class to derive from.

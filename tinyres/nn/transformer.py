@@ -24,7 +24,7 @@ from tinyres.nn.layers import (
 )  # fmt: skip
 from tinyres.nn.module import Module, Parameter, Sequential
 from tinyres.nn.placements import placement_class
-from tinyres.nn.residual import BlockRule, Branch, NormLayer, Placement
+from tinyres.nn.residual import BlockRule, Branch, NormLayer, Place, Placement
 from tinyres.signatures import ArrayLike
 from tinyres.tensor import Tensor
 
@@ -77,8 +77,8 @@ class TransformerBlock(Module):
         norm_of = norm_factory(rule, norm, eps)
         make_norm = functools.partial(norm_of, d_model)
         each = 3 if cross else 2
-        index = itertools.count(each * (block - 1) + 1)
-        place = {"block": block, "blocks": blocks, "decoder_blocks": decoder_blocks}
+        place: dict[str, Any] = dict(block=block, blocks=blocks, decoder_blocks=decoder_blocks)
+        index = itertools.count(each * (Place(**place).block - 1) + 1)
 
         def placed(branch: Module, cross: bool = False) -> Module:
             branch = WithDropout(branch, Dropout(dropout, rng=rng)) if dropout else branch
