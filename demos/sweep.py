@@ -22,39 +22,26 @@ lost its worker is noted with the reason, and tried again the next time.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import csv
 import functools
 import itertools
-import json
 import math
-import multiprocessing
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-from tqdm import tqdm
 
 import tinyres as tr
-from demos import text
+from demos import command, text
 from demos.folder import alone_in
-from demos.interrupts import asked_to_stop, leave_interrupts
-from demos.training import TASKS, Characters, Recall, Setting, Task, Trainer, make_task
+from demos.many_runs import Pool, Row, failure, local, on_dask, train_missing
+from demos.results_file import write_csv
+from demos.training import BOTH, TASKS, Setting, Task, Trainer, make_task
 
 DEPTHS, RATES = (4, 8, 16, 32, 64), (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 SMALL = Setting(d_model=32, d_ff=128, batch=8)
 OPTIONS = ("task", "text", "d_model", "heads", "d_ff", "context", "batch", "steps")
 AXES = ("placement", "blocks", "lr", "warmup", "seed")  # what differs between the runs
-Row = dict[str, Any]
-Pool = Callable[[int], contextlib.AbstractContextManager[Executor]]
-
-
-# ---------------------------------------------------------------- one run
 
 
 def train_one(setting: Setting) -> Row:
@@ -77,11 +64,6 @@ def train_one(setting: Setting) -> Row:
     return row
 
 
-def failure(error: Exception) -> Row:
-    """What a row says of a run that could not be finished."""
-    return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
-
-
 def task_of(setting: Setting) -> Task:
     """The task; a worker reads the text once."""
     return make_task(setting, _text(setting.text) if setting.task == "chars" else None)
@@ -90,217 +72,43 @@ def task_of(setting: Setting) -> Task:
 _text = functools.lru_cache(maxsize=1)(text.load)
 
 
-def guess(task: Task) -> float:
-    """The loss of one who knows only how frequent each symbol is."""
-    if isinstance(task, Characters):
-        return task.text.unigram_entropy(task.context)
-    return task.chance if isinstance(task, Recall) else math.log(task.vocab)
-
-
-# ---------------------------------------------------------------- many runs
-
-
-@contextlib.contextmanager
-def local(workers: int) -> Iterator[Executor]:
-    """Processes on this machine, each with one thread for BLAS: the runs are what is parallel."""
-    threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    before = dict(os.environ)
-    os.environ.update(threads)
-    context = multiprocessing.get_context("spawn")  # the library counts its threads when it loads
-    try:
-        with ProcessPoolExecutor(workers, context, initializer=leave_interrupts) as pool:
-            yield pool
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def on_dask(address: str) -> Pool:
-    """The workers of a Dask cluster, which gives the runs of a lost worker to others by itself."""
-
-    @contextlib.contextmanager
-    def pool(_: int) -> Iterator[Executor]:
-        try:
-            from distributed import Client
-        except ImportError as error:
-            raise ValueError("--dask needs dask: pip install -e '.[sweep]'") from error
-        with Client(address, timeout=30) as client:
-            try:
-                client.wait_for_workers(1, timeout=60)
-                client.submit(failure, RuntimeError(), pure=False).result(timeout=60)
-            except Exception as error:
-                raise ValueError(
-                    f"--dask: {address} has no worker that can run demos.sweep: start scheduler "
-                    f"and workers in a copy of this repository, with PYTHONPATH=. ({error})"
-                ) from error
-            yield client.get_executor(pure=False)
-
-    return pool
-
-
-def run_all(
-    settings: Iterable[Setting],
-    pool: Pool,
-    workers: int,
-    record: Callable[[Row], None],
-    asked_to_stop: list[bool],
-    train: Callable[[Setting], Row] = train_one,
-) -> None:
-    """Have every run trained, in whatever order they finish.
-
-    A pool of processes breaks when one of them dies. Then a new one takes the runs that are left.
-    If it breaks before any is finished, the first run is tried alone, so that one which kills its
-    worker each time is found and the others are trained.
-    """
-    waiting = list(settings)
-    alone = False
-    while waiting and not asked_to_stop:
-        before = len(waiting)
-        try:
-            with pool(1 if alone else workers) as executor:
-                now = waiting[:1] if alone else list(waiting)
-                for setting, row in completed(executor, train, now, asked_to_stop):
-                    record(row)
-                    waiting.remove(setting)
-            alone = False
-        except BrokenExecutor as error:
-            if alone:
-                record({"setting": asdict(waiting.pop(0)), "loss": None, **failure(error)})
-            alone = len(waiting) == before
-
-
-def completed(
-    executor: Executor,
-    train: Callable[[Setting], Row],
-    settings: list[Setting],
-    asked_to_stop: list[bool],
-) -> Iterator[tuple[Setting, Row]]:
-    """Each run with its row, as they finish; when asked to stop, only those that have begun."""
-    futures = {executor.submit(train, setting): setting for setting in settings}
-    for future in as_completed(futures):
-        if future.cancelled():
-            continue
-        try:
-            row = future.result()
-        except BrokenExecutor:
-            raise
-        except Exception as error:  # the cluster gave the run up
-            row = {"setting": asdict(futures[future]), "loss": None, **failure(error)}
-        yield futures[future], row
-        if asked_to_stop:
-            for other in futures:
-                other.cancel()
-
-
-# ---------------------------------------------------------------- the results file
-
-
-def key(setting: Row) -> str:
-    """The same for equal settings."""
-    return json.dumps(setting, sort_keys=True)
-
-
-def read_results(path: Path) -> dict[str, Row]:
-    """All rows, the last of each setting; half a line at the end, of a write that was cut off, is
-    removed."""
-    if not path.exists():
-        return {}
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(path, whole)
-    try:
-        rows = [json.loads(line) for line in content[:whole].splitlines()]
-        return {key(row["setting"]): row for row in rows}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} has a line that is no result: remove it, or give another --out"
-        ) from error
-
-
-@contextlib.contextmanager
-def recorder(path: Path, results: dict[str, Row]) -> Iterator[Callable[[Row], None]]:
-    """A function that appends a row to the file, and returns when it is on the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as file:
-
-        def record(row: Row) -> None:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-            results[key(row["setting"])] = row
-
-        yield record
-
-
-def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    """A table, whole or not at all."""
-    aside = path.with_suffix(".part")
-    with open(aside, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([list(header), *map(list, rows)])
-    os.replace(aside, path)
-
-
 def sweep(settings: list[Setting], out: Path, pool: Pool, workers: int) -> tuple[list[Row], bool]:
     """The rows of all settings, trained or found in out/results.jsonl; and whether all are there.
 
     Writes out/runs.csv, sorted, without what differs from one execution to the next.
     """
-    path = out / "results.jsonl"
-    results = read_results(path)
-    keys = [key(asdict(setting)) for setting in settings]
-    # A run that failed may have failed for its worker's sake.
-    done = {k for k in keys if k in results and results[k]["status"] != "failed"}
-    missing = [setting for setting, k in zip(settings, keys) if k not in done]
-    bar = tqdm(total=len(keys), initial=len(done), desc="sweep", unit="run", disable=None)
-    with bar, recorder(path, results) as record, asked_to_stop() as asked:
-
-        def note(row: Row) -> None:
-            record(row)
-            bar.update()
-            shown = row["status"] if row["loss"] is None else f"loss {row['loss']:.3f}"
-            bar.set_postfix_str(f"{row['setting']['blocks']} blocks: {shown}")
-
-        run_all(missing, pool, workers, note, asked)
-    rows = [results[k] for k in keys if k in results]
+    rows = train_missing(settings, out / "results.jsonl", pool, workers, train_one)
     rows.sort(key=lambda row: [row["setting"][axis] for axis in AXES])
-    write_csv(
-        out / "runs.csv",
-        (*AXES, "status", "loss", "reason"),
-        ([*(r["setting"][a] for a in AXES), r["status"], r["loss"], r["reason"]] for r in rows),
-    )
-    return rows, len(rows) == len(keys)
-
-
-# ---------------------------------------------------------------- the command
+    table = ([*(r["setting"][a] for a in AXES), r["status"], r["loss"], r["reason"]] for r in rows)
+    write_csv(out / "runs.csv", (*AXES, "status", "loss", "reason"), table)
+    return rows, len(rows) == len(settings)
 
 
 def arguments() -> argparse.ArgumentParser:
     """The axes of the map, what all runs share, and where they are run."""
-    parser = argparse.ArgumentParser(
-        prog="python -m demos.sweep",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = functools.partial(parser.add_argument, nargs="+", metavar="X")
-    add("--placements", choices=tuple(tr.nn.PLACEMENTS), default=["pre", "post"])
-    add("--depths", type=int, default=DEPTHS, help="numbers of blocks")
-    add("--rates", type=float, default=RATES, help="learning rates")
-    add("--warmups", type=int, default=[0, 100], help="steps of warm-up, one row of panels each")
-    parser.add_argument("--seeds", type=int, default=3, help="how many runs a cell is the mean of")
+    known = command.parser("sweep", __doc__)
+    least, add = command.whole_number, functools.partial(known.add_argument, nargs="+", metavar="X")
+    add("--placements", choices=tuple(tr.nn.PLACEMENTS), default=tuple(BOTH),
+        help="default: %(default)s; python -m demos.placements lists them")  # fmt: skip
+    add("--depths", type=least(1), default=DEPTHS, help="blocks; default: %(default)s")
+    add("--rates", type=float, default=RATES, help="default: %(default)s")
+    add("--warmups", type=least(0), default=(0, 100), help="steps; default: %(default)s")
+    add = known.add_argument
+    add("--seeds", type=least(1), default=3, help="runs that a cell is the mean of; default: 3")
     for option in OPTIONS:
         value = getattr(SMALL, option)
-        kind = str if option in ("task", "text") else int
+        kind = str if option in ("task", "text") else least(1)
+        words = "default: Python's own source" if option == "text" else f"default: {value}"
         choices = TASKS if option == "task" else None
-        name, words = f"--{option.replace('_', '-')}", f"default: {value}"
-        parser.add_argument(name, type=kind, default=value, choices=choices, help=words)
-    parser.add_argument(
-        "--margin", type=float, default=0.2, help="a run trains if it beats a guess by this (nats)"
-    )
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="local processes")
-    parser.add_argument("--dask", metavar="ADDRESS", help="run on this Dask cluster instead")
-    parser.add_argument("--out", type=Path, default=Path("out/sweep"))
-    return parser
+        name = f"--{option.replace('_', '-')}"
+        add(name, type=kind, default=value, choices=choices, help=words)
+    add("--margin", type=float, default=0.2,
+        help="a run trains if it beats a guess by so many nats; default: 0.2")  # fmt: skip
+    add("--workers", type=least(1), default=os.cpu_count() or 1,
+        help="local processes; default: one a core")  # fmt: skip
+    add("--dask", metavar="ADDRESS", help="run on this Dask cluster instead")
+    add("--out", type=Path, default=Path("out/sweep"), help="default: %(default)s")
+    return known
 
 
 def settings_of(args: argparse.Namespace) -> list[Setting]:
@@ -314,18 +122,16 @@ def settings_of(args: argparse.Namespace) -> list[Setting]:
 def main(argv: list[str] | None = None) -> int:
     from demos import sweep_map  # draws; a worker has no use for it
 
-    parser = arguments()
-    args = parser.parse_args(argv)
+    known = arguments()
+    args = known.parse_args(argv)
     pool = on_dask(args.dask) if args.dask else local
     settings = settings_of(args)
     try:
-        if min(*args.depths, args.seeds, args.workers) < 1:
-            raise ValueError("--depths, --seeds and --workers must be at least 1")
-        chance = guess(task_of(settings[0]))
+        chance = task_of(settings[0]).chance
         with alone_in(args.out):
             rows, whole = sweep(settings, args.out, pool, args.workers)
     except (ValueError, OSError) as error:
-        parser.error(str(error))
+        known.error(str(error))
     except KeyboardInterrupt:
         print(f"stopped at once; what was finished is in {args.out}: the same command goes on")
         return 130

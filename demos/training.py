@@ -61,6 +61,11 @@ class Task(Protocol):
     vocab: int
     context: int
 
+    @property
+    def chance(self) -> float:
+        """The loss of one who knows only how frequent each symbol is."""
+        ...
+
     def batch(self, rng: np.random.Generator) -> tuple[Ints, Ints]: ...
     def held_out(self) -> tuple[Ints, Ints]: ...
 
@@ -78,6 +83,11 @@ class Characters:
 
     def held_out(self) -> tuple[Ints, Ints]:
         return self.text.windows(self.context)
+
+    @property
+    def chance(self) -> float:
+        """The unigram entropy of the text."""
+        return self.text.unigram_entropy(self.context)
 
 
 class Recall:

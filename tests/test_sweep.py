@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from demos import sweep, sweep_map
+from demos import many_runs, results_file, sweep, sweep_map
 from demos.training import Setting
 
 ROOT = Path(__file__).parent.parent
@@ -112,7 +112,7 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_table(tmp_path):
     assert states.count("finished") == states.count("diverged") == 8
 
 
-def dies(setting: Setting) -> sweep.Row:
+def dies(setting: Setting) -> many_runs.Row:
     """One of the runs ends its worker, as a lack of memory would."""
     if setting == RUNS[2]:
         os._exit(1)
@@ -120,8 +120,8 @@ def dies(setting: Setting) -> sweep.Row:
 
 
 def test_a_run_that_kills_its_worker_is_found_and_the_others_are_trained():
-    rows: list[sweep.Row] = []
-    sweep.run_all(RUNS, sweep.local, 2, rows.append, [], train=dies)
+    rows: list[many_runs.Row] = []
+    many_runs.run_all(RUNS, many_runs.local, 2, rows.append, [], dies)
     assert len(rows) == len(RUNS)
     (failed,) = [row for row in rows if row["status"] == "failed"]
     assert failed["setting"]["blocks"] == 2 and "BrokenProcessPool" in failed["reason"]
@@ -143,7 +143,7 @@ def test_it_goes_on_where_it_was(tmp_path, monkeypatch):
     assert len(rows_of(tmp_path)) == len(RUNS)
 
     more = [*RUNS, SMALL.but(blocks=4)]
-    monkeypatch.setattr(sweep, "run_all", lambda settings, *_: missing.extend(settings))
+    monkeypatch.setattr(many_runs, "run_all", lambda settings, *_: missing.extend(settings))
     missing: list[Setting] = []
     _, whole = sweep.sweep(more, tmp_path, thread, 1)
     assert missing == more[-1:] and not whole
@@ -151,13 +151,13 @@ def test_it_goes_on_where_it_was(tmp_path, monkeypatch):
 
 def test_when_asked_to_stop_it_finishes_what_has_begun():
     asked: list[bool] = []
-    rows: list[sweep.Row] = []
+    rows: list[many_runs.Row] = []
 
-    def record(row: sweep.Row) -> None:
+    def record(row: many_runs.Row) -> None:
         rows.append(row)
         asked.append(True)
 
-    sweep.run_all(RUNS, thread, 1, record, asked)
+    many_runs.run_all(RUNS, thread, 1, record, asked, sweep.train_one)
     assert 1 <= len(rows) <= 3  # what had begun when the first was finished, and no more
     assert all(row["status"] == "finished" for row in rows)
 
@@ -179,7 +179,7 @@ def test_what_fails_is_a_row_and_is_tried_again(tmp_path):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--depths", "0"], "--depths, --seeds and --workers must be at least 1"),
+        (["--depths", "0"], "--depths: must be a whole number of at least 1, got 0"),
         (["--context", "5"], "the context must be even"),
         (["--placements", "between"], "invalid choice"),
     ],
@@ -232,6 +232,6 @@ def test_the_gallery_has_a_large_enough_map(tmp_path):
     for axis, least in (("placement", 2), ("blocks", 5), ("lr", 5), ("warmup", 2), ("seed", 3)):
         assert len({getattr(setting, axis) for setting in settings}) >= least
     assert {4, 64} <= {setting.blocks for setting in settings} and len(settings) == 300
-    sweep.write_csv(tmp_path / "x.csv", ("a", "b"), [(1, "c, d")])
+    results_file.write_csv(tmp_path / "x.csv", ("a", "b"), [(1, "c, d")])
     with open(tmp_path / "x.csv", newline="", encoding="utf-8") as file:
         assert list(csv.reader(file)) == [["a", "b"], ["1", "c, d"]]
