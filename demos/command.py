@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from demos.folder import alone_in
 from demos.report import Section, write_page, write_records
 
 
@@ -66,7 +67,7 @@ def run(
 ) -> int:
     """Run a lesson with the options that were given: page, numbers, findings; the exit status."""
     args = known.parse_args(argv)
-    with refusals(known):
+    with refusals(known), alone_in(args.out):
         section = lesson(args)
         section.smaller = smaller(known, args)
         write_records(args.out / "measurements.jsonl", [section])

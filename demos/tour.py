@@ -15,6 +15,7 @@ the run that wrote it; where a claim does not come true, the page and the termin
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from demos import (
     vanishing_signal,
     worked_example,
 )
+from demos.folder import alone_in
 from demos.plots import Picture
 from demos.report import Figure, Finding, Part, Section, write_page, write_records
 from demos.training import BOTH
@@ -126,26 +128,33 @@ def main(argv: list[str] | None = None) -> int:
     parser = command.options("tour", __doc__, seed=0)
     parser.add_argument("--text", type=Path, help="a text to learn instead of Python's own source")
     args = parser.parse_args(argv)
+    with contextlib.ExitStack() as until_the_end:
+        try:
+            source = text.load(args.text)
+            source.check_context(compare.SETTINGS["pre"][1].context)
+            until_the_end.enter_context(alone_in(args.out))
+        except (ValueError, OSError) as error:
+            parser.error(str(error))
+        try:
+            return write(source, args.out, args.seed)
+        except KeyboardInterrupt:
+            print(f"stopped; {args.out} has the pictures up to here, and no page")
+            return 130
+
+
+def write(source: text.Text, out: Path, seed: int) -> int:
+    """Run the tour, and put its page and its numbers into a folder."""
     start = time.perf_counter()
-    try:
-        source = text.load(args.text)
-        source.check_context(compare.SETTINGS["pre"][1].context)
-    except ValueError as error:
-        parser.error(str(error))
-    try:
-        sections = run(source, args.out, args.seed)
-    except KeyboardInterrupt:
-        print(f"stopped; {args.out} has the pictures up to here, and no page")
-        return 130
-    write_records(args.out / "measurements.jsonl", sections)
+    sections = run(source, out, seed)
+    write_records(out / "measurements.jsonl", sections)
     title = "Why deep Transformers add, and where the norm stands"
     seconds = time.perf_counter() - start
     end = f"""
-        Made by `python -m demos.tour --seed {args.seed}` in {seconds:.0f} seconds, with Python
+        Made by `python -m demos.tour --seed {seed}` in {seconds:.0f} seconds, with Python
         {platform.python_version()} and NumPy {np.__version__}. `python -m demos` lists the lessons,
         each with more to try.
     """
-    page = write_page(args.out / "report.html", title, sections, LEAD, end)
+    page = write_page(out / "report.html", title, sections, LEAD, end)
     for finding in (finding for section in sections for finding in section.findings):
         print(finding.line())
     print(f"{seconds:.0f} s. Open {page} in a browser.")
