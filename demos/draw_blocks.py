@@ -20,7 +20,7 @@ import numpy as np
 
 import tinyres as tr
 from demos import command
-from demos.training import BOTH
+from demos.report import BOTH
 
 NAMES = {**BOTH, "residual": "residual without norm", "plain": "no residual"}
 VOCAB, WIDTH, HEADS, CONTEXT = 65, 64, 4, 32

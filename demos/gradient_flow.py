@@ -23,9 +23,9 @@ from typing import Any
 import tinyres as tr
 from demos import command, draw_blocks, plots, text
 from demos.plots import Picture
-from demos.report import Figure, Finding, Part, Section, told
+from demos.report import BOTH, Figure, Finding, Part, Section, told
 from demos.token_collapse import look
-from demos.training import BOTH, Setting, Trainer, make_task, progress
+from demos.training import Setting, Trainer, make_task, progress
 
 SETTING = Setting(blocks=12, d_model=32, d_ff=128, batch=8, lr=1e-3, beta2=0.999, steps=200)
 MOMENTS = (0, 5, 200)

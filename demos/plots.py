@@ -23,6 +23,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
+from demos.report import Picture
+
 # name -> (on a light page, on a dark page)
 COLOURS = {
     "ink": ("#1f2328", "#e6edf3"),
@@ -66,15 +68,6 @@ class Line:
     dash: str = "-"
     faint: npt.ArrayLike | None = None
     marker: str = ""
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A picture that is ready to stand in a page: its SVG, and what it shows in words."""
-
-    name: str
-    svg: str
-    words: str
 
 
 def lines(

@@ -7,7 +7,8 @@ from typing import Any
 import tinyres as tr
 from demos import text
 from demos.draw_blocks import draw_block, draw_stack, make_batch, make_model, measure
-from demos.training import BOTH, Setting, Trainer, make_task
+from demos.report import BOTH
+from demos.training import Setting, Trainer, make_task
 from tinyres.graph.render import Pair
 
 

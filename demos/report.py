@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from demos.plots import Picture
+BOTH = {"pre": "Pre-LN", "post": "Post-LN"}  # the placements that the lessons compare
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,15 @@ class Finding:
         if smaller and not self.holds:
             line += f"\n    {SMALLER.format(smaller)}"
         return line
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that is ready to stand in a page: its SVG, and what it shows in words."""
+
+    name: str
+    svg: str
+    words: str
 
 
 @dataclass(frozen=True)

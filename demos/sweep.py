@@ -35,8 +35,9 @@ import tinyres as tr
 from demos import command, text
 from demos.folder import alone_in
 from demos.many_runs import Pool, Row, failure, local, on_dask, train_missing
+from demos.report import BOTH
 from demos.results_file import write_csv
-from demos.training import BOTH, TASKS, Setting, Task, Trainer, make_task
+from demos.training import TASKS, Setting, Task, Trainer, make_task
 
 DEPTHS, RATES = (4, 8, 16, 32, 64), (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 SMALL = Setting(d_model=32, d_ff=128, batch=8)

@@ -19,8 +19,8 @@ from typing import Any
 
 import tinyres as tr
 from demos import command, plots, text
-from demos.report import Figure, Finding, Part, Section, Table, told
-from demos.training import BOTH, Setting, Trainer, make_task
+from demos.report import BOTH, Figure, Finding, Part, Section, Table, told
+from demos.training import Setting, Trainer, make_task
 
 SETTING = Setting(d_model=32, d_ff=128, batch=8)
 DEPTHS = (6, 12, 24, 48)

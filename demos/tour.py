@@ -37,8 +37,7 @@ from demos import (
 )
 from demos.folder import alone_in
 from demos.plots import Picture
-from demos.report import Figure, Finding, Part, Section, write_page, write_records
-from demos.training import BOTH
+from demos.report import BOTH, Figure, Finding, Part, Section, write_page, write_records
 from tinyres.graph import find_skips
 
 LEAD = """

@@ -19,7 +19,6 @@ import tinyres as tr
 from demos.text import Ints, Text
 
 IGNORED = -1  # a target that doesn't count
-BOTH = {"pre": "Pre-LN", "post": "Post-LN"}  # the placements that the lessons compare
 
 
 @dataclass(frozen=True)
