@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import tinyres as tr
-from demos import text
+from demos import command, text
 from demos.training import Setting
 
 
@@ -52,34 +52,36 @@ def opening(symbols: str) -> str:
     return "\n" if "\n" in symbols else symbols[0]
 
 
+def options() -> argparse.ArgumentParser:
+    """What to continue, and how the symbols are drawn."""
+    known = command.parser("generate", __doc__)
+    add = known.add_argument
+    add("checkpoint", nargs="?", default="out/train_stacks/checkpoint.npz",
+        help="default: %(default)s")  # fmt: skip
+    add("--prompt", help="how the text begins; default: a new line")
+    add("--count", type=command.whole_number(1), default=400, help="characters; default: 400")
+    add("--temperature", type=float, default=0.8, help="default: 0.8")
+    add("--top-k", type=int, metavar="K", help="draw among the K likeliest; default: among all")
+    add("--seed", type=command.whole_number(0), default=0, help="default: 0")
+    add("--out", type=Path, default=Path("out/generate"), help="default: %(default)s")
+    return known
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m demos.generate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("checkpoint", nargs="?", default="out/train_stacks/checkpoint.npz")
-    parser.add_argument("--prompt", help="how the text begins (default: a new line)")
-    parser.add_argument("--count", type=int, default=400, help="characters to write")
-    parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--top-k", type=int, default=None)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("out/generate"))
-    args = parser.parse_args(argv)
-    try:
+    known = options()
+    args = known.parse_args(argv)
+    if not Path(args.checkpoint).exists():
+        known.error(f"there is no {args.checkpoint}: run python -m demos.train_stacks first")
+    with command.refusals(known):
         model, symbols = load_model(args.checkpoint)
         prompt = opening(symbols) if args.prompt is None else args.prompt
         written = sample(
             model, symbols, prompt, args.count,
             temperature=args.temperature, top_k=args.top_k, rng=args.seed,
         )  # fmt: skip
-    except FileNotFoundError:
-        parser.error(f"there is no {args.checkpoint}: run python -m demos.train_stacks first")
-    except ValueError as error:
-        parser.error(str(error))
-    print(written)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "text.txt").write_text(written + "\n", encoding="utf-8")
+        print(written)
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "text.txt").write_text(written + "\n", encoding="utf-8")
     return 0
 
 

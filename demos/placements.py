@@ -8,7 +8,6 @@ N the number of blocks. --draw NAME draws a stack of that placement.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import textwrap
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import tinyres as tr
+from demos import command
 
 MARGIN = 22  # the width of the column of names
 
@@ -78,23 +78,19 @@ def draw(name: str, blocks: int = 2, depth: int = 1) -> tr.graph.Drawing:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m demos.placements",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--draw", metavar="NAME", choices=tr.nn.PLACEMENTS, help="draw this one")
-    parser.add_argument("--blocks", type=int, default=2, help="how many blocks; default: 2")
-    parser.add_argument("--depth", type=int, default=1, help="0 block, 1 sublayer, 2 layer, 3 op")
-    parser.add_argument("--out", type=Path, default=Path("out/placements"), help="picture's folder")
-    args = parser.parse_args(argv)
+    known = command.parser("placements", __doc__)
+    add, least = known.add_argument, command.whole_number
+    add("--draw", metavar="NAME", choices=tr.nn.PLACEMENTS, help="draw this one")
+    add("--blocks", type=least(1), default=2, help="how many blocks; default: 2")
+    add("--depth", type=least(0), default=1, help="0 block, 1 sublayer, 2 layer, 3 op; default: 1")
+    add("--out", type=Path, default=Path("out/placements"), help="the picture's folder")
+    args = known.parse_args(argv)
     if args.draw is None:
         print("\n\n".join(entry(name).text() for name in tr.nn.PLACEMENTS))
         return 0
     print(entry(args.draw).text())
-    args.out.mkdir(parents=True, exist_ok=True)
-    picture = args.out / f"{args.draw}.svg"
-    draw(args.draw, args.blocks, args.depth).render(picture)
+    with command.refusals(known):
+        picture = draw(args.draw, args.blocks, args.depth).render(args.out / f"{args.draw}.svg")
     print(f"\npicture: {picture}")
     return 0
 
