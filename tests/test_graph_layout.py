@@ -172,6 +172,30 @@ def test_a_stream_of_ones_own_runs_through_its_modules():
         assert enters == ([None, None] if project else [start.node, boxes[0].node])
 
 
+def test_no_stream_runs_through_a_norm_of_two_values():
+    class Gate(nn.Module):
+        role = "norm"
+
+        def forward(self, a, b):
+            return a * b
+
+    class Block(nn.Module):
+        level = 0
+
+        def __init__(self):
+            self.inner, self.gate = nn.Linear(4, 4, rng=0), Gate()
+
+        def forward(self, x, z):
+            return self.gate(x + self.inner(x), z)
+
+    block, data = Block(), tr.Tensor(np.ones((2, 4)))
+    w = tr.Tensor(np.eye(4), requires_grad=True)
+    for beside, enters in ((data @ w, False), (data, True)):
+        shown = view(tr.trace(block(data @ w, beside)), 0)
+        (box,) = [box for box in shown.boxes if box.kind == "module"]
+        assert (box.stream is not None) is enters
+
+
 def positions(source, engine):
     lines = laid_out(Path(engine), source, "plain").decode().splitlines()
     nodes = [line.split() for line in lines if line.startswith("node ")]

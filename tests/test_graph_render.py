@@ -174,6 +174,13 @@ def test_too_much_is_refused_with_advice():
     assert tr.draw(y).source
 
 
+def test_what_no_depth_makes_small_enough_is_to_be_drawn_in_parts(monkeypatch):
+    y = nn.TransformerStack(8, 2, 3, rng=0)(np.ones((1, 2, 8), "f4"))
+    monkeypatch.setattr(sys.modules["tinyres.graph.draw"], "MOST_BOXES", 4)
+    with pytest.raises(ValueError, match=r"at most 4\): draw a part of it"):
+        tr.draw(y, fold=False)
+
+
 # ---------------------------------------------------------------- the SVG
 
 
@@ -347,9 +354,10 @@ def test_a_pair_has_one_scale():
 
 
 def test_a_pair_is_one_svg(tmp_path):
-    pair = tr.draw_pair(residual(), residual() * 2, titles=("a", "b"))
+    pair = tr.draw_pair(residual(), residual() * 2, titles=("a", "b"), theme="light")
     root = ET.fromstring(pair.render(tmp_path / "pair").read_text())
     left, right = root.findall(f"{SVG}svg")
+    assert root.find(f"{SVG}style") is None  # which is only for what follows the reader's system
     assert float(right.get("x")) == pytest.approx(float(left.get("width").removesuffix("pt")), 1)
     ids = [e.get("id") for e in root.iter() if e.get("id")]
     assert len(ids) == len(set(ids))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -115,6 +116,10 @@ def test_only_a_whole_gpt2_has_its_layout():
     interop.load_gpt2(state | {"lm_head.weight": state["wte.weight"].copy()}, HEADS)
     with pytest.raises(ValueError, match=r"lm_head.weight is not wte.weight"):
         interop.load_gpt2(state | {"lm_head.weight": state["wte.weight"] + 1}, HEADS)
+    with pytest.raises(KeyError, match=r"wte.weight: expected a matrix .*, got nothing"):
+        interop.load_gpt2({}, HEADS)
+    with pytest.raises(KeyError, match=r"wte.weight: expected a matrix .*, got \(3,\)"):
+        interop.load_gpt2({"wte.weight": np.ones(3)}, HEADS)
     with pytest.raises(KeyError, match="there twice"):
         interop.load_gpt2(state | {"transformer.wte.weight": state["wte.weight"]}, HEADS)
     with pytest.raises(TypeError, match=r"of\(wte.weight\) must be an array, got None"):
@@ -145,6 +150,24 @@ def test_files_load(name, tmp_path):
     assert np.array_equal(out.data, case.ours(state)(*case.inputs).data)
     half = {key: a.astype("float16") for key, a in state.items()}
     assert load(half, HEADS)(*case.inputs).dtype == np.float32
+
+
+def test_without_safetensors_the_cure_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+    with pytest.raises(ImportError, match=r"pip install 'tinyres\[interop\]'"):
+        interop.load_bert("model.safetensors", HEADS)
+
+
+def test_maps_without_bias_have_no_names_for_one():
+    block = tr.nn.TransformerBlock(D, HEADS, 16, rng=0)
+    with_bias = interop.to_torch_encoder(block)
+    attention = block.attention.branch
+    attention.qkv.bias = attention.out.bias = None
+    state = interop.to_torch_encoder(block)
+    assert with_bias.keys() - state.keys() == {
+        "self_attn.in_proj_bias", "self_attn.out_proj.bias"
+    }  # fmt: skip
+    interop.load_torch_encoder(block, state)
 
 
 def test_padding_changes_nothing():

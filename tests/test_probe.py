@@ -150,7 +150,8 @@ def test_skip_share_of_a_model_is_what_is_left_without_its_branches():
     assert tr.probe.skip_share(model, batch) == 1
 
 
-def test_dependency_of_hand_made_streams():
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_dependency_of_hand_made_streams(norm):
     """Orthogonal, equally strong sources: Pre-LN's have equal shares, Post-LN's halve each time."""
 
     class Adds(tr.nn.Module):
@@ -163,12 +164,15 @@ def test_dependency_of_hand_made_streams():
     hadamard = np.array([[1]])
     for _ in range(4):
         hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
-    rows = iter(hadamard[1:].astype(np.float32))  # each has mean 0 and power 1
+    # Each has power 1, and mean 0 but for the first: RMSNorm leaves that mean where it is.
+    rows = iter(hadamard[norm == "layer" :].astype(np.float32))
     start = next(rows)
     directions = list(itertools.islice(rows, 4))
     expected = {"pre": [1 / 5] * 5, "post": [1 / 16, 1 / 16, 1 / 8, 1 / 4, 1 / 2]}
     for placement, squares in expected.items():
-        model = tr.nn.TransformerLM(2, 16, 1, blocks=2, context=3, placement=placement, eps=0.0)
+        model = tr.nn.TransformerLM(
+            2, 16, 1, blocks=2, context=3, placement=placement, norm=norm, eps=0.0
+        )
         model.token.weight.data[...] = start
         model.position.weight.data[...] = 0
         sublayers = [s for block in model.stack.blocks for s in block.sublayers()]
@@ -228,6 +232,8 @@ def test_crossings_meet_other_leaves_and_refuse_what_backward_refuses():
     product = (x * younger).sum()
     (part,) = by_crossings(product, x, [])
     assert part.tolist() == [3, 4]
+    with pytest.raises(ValueError, match="values that were recorded"):
+        by_crossings(product, tr.Tensor([1.0]), [])
     younger.data = [5, 6]
     with pytest.raises(RuntimeError, match="changed since"):
         by_crossings(product, x, [])

@@ -94,6 +94,15 @@ def test_numpy_sees_values_but_may_not_lose_gradients():
         array += x
 
 
+def test_operators_of_numpy_called_by_name_are_those_of_tensors():
+    x, y = leaf(1.0, 4.0), np.array([2.0, 3.0])
+    for ufunc, both in ((np.subtract, (-1, 1)), (np.divide, (0.5, 4 / 3)), (np.power, (1, 64))):
+        for given, want in (((x, y), both), ((x, tr.Tensor(y)), both)):
+            out = ufunc(*given)
+            assert isinstance(out, tr.Tensor) and np.allclose(out.data, want)
+        assert np.allclose(ufunc(y, x).data, ufunc(y, x.detach().numpy()))
+
+
 def test_copies_and_pickles_of_leaves():
     x = tr.nn.Parameter([1.0, 2.0])
     (x * x).sum().backward()
@@ -127,6 +136,9 @@ def test_gradients_add_up_and_can_be_forgotten():
         assert x.grad.tolist() == [expected]
     x.zero_grad()
     assert x.grad is None
+    constant = tr.Tensor([1.0])
+    constant.zero_grad()
+    assert constant.grad is None and not constant.requires_grad
 
 
 def test_retain_grad_keeps_an_intermediate_gradient():

@@ -224,10 +224,9 @@ class _Fold:
             self.into[arrow.target].append(arrow)
         self.members: dict[int, list[int]] = {}
         for i, box in enumerate(shown.boxes):
-            own = (box.scope,) if box.kind == "module" else ()
+            own = [box.scope] if box.kind == "module" and box.scope is not None else []
             for scope in (*box.around, *own):
-                if scope is not None:
-                    self.members.setdefault(scope, []).append(i)
+                self.members.setdefault(scope, []).append(i)
 
     def view(self) -> View:
         children: dict[int | None, list[int]] = {}
@@ -245,13 +244,18 @@ class _Fold:
         return self._without(runs) if runs else self.shown
 
     def _runs(self, siblings: list[int]) -> list[list[int]]:
+        """Siblings that continue each other, each the one before it.
+
+        So none takes a value from further back in its run: all between, and the one that makes
+        that value, would have to take it from the same box, too.
+        """
         runs: list[list[int]] = []
         for scope in siblings:
             if runs and self._continues(runs[-1], scope):
                 runs[-1].append(scope)
             else:
                 runs.append([scope])
-        return [run for run in runs if len(run) >= FEWEST_TO_FOLD and self._is_closed(run)]
+        return [run for run in runs if len(run) >= FEWEST_TO_FOLD]
 
     def _continues(self, run: list[int], scope: int) -> bool:
         if self.graph.scopes[scope].kind != self.graph.scopes[run[-1]].kind:
@@ -295,15 +299,6 @@ class _Fold:
         """Where its inputs come from: which box of the scope before it, or which one elsewhere."""
         places = {box: i for i, box in enumerate(self.members[before])}
         return [("before", places[b]) if b in places else ("elsewhere", b) for b, _ in outside]
-
-    def _is_closed(self, run: list[int]) -> bool:
-        """Whether what leaves a folded block goes to the next one or out of the run."""
-        place = {box: i for i, scope in enumerate(run) for box in self.members[scope]}
-        for arrow in self.shown.arrows:
-            i, j = place.get(arrow.source), place.get(arrow.target)
-            if i is not None and j is not None and j - i > 1:
-                return False
-        return True
 
     def _without(self, runs: list[list[int]]) -> View:
         fold_of: dict[int, int] = {}

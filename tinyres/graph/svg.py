@@ -75,14 +75,12 @@ def _points(length: str | None) -> float:
 
 def _tooltips(root: ET.Element) -> None:
     """Graphviz names a part by its identifier and links its tooltip; browsers show the title."""
-    for part in root.iter(f"{{{SVG}}}g"):
-        title = part.find(f"{{{SVG}}}title")
+    for part in root.findall(f".//{{{SVG}}}g[{{{SVG}}}title]"):
+        title = part.findall(f"{{{SVG}}}title")[0]
         link = part.find(f"{{{SVG}}}g/{{{SVG}}}a")
         if link is not None:
             part.remove(next(g for g in part.findall(f"{{{SVG}}}g") if link in list(g)))
             part.extend(list(link))
-        if title is None:
-            continue
         tooltip = "" if link is None else link.get(f"{{{XLINK}}}title", "").strip()
         kind = part.get("class", "").split()[0]
         if kind in ("node", "cluster"):
@@ -95,13 +93,8 @@ def _tooltips(root: ET.Element) -> None:
 
 def _prefix_ids(root: ET.Element, prefix: str) -> None:
     for element in root.iter():
-        for name, value in list(element.attrib.items()):
-            if name == "id":
-                element.set("id", f"{prefix}-{value}")
-            elif value.startswith("url(#"):
-                element.set(name, value.replace("url(#", f"url(#{prefix}-"))
-            elif name == f"{{{XLINK}}}href" and value.startswith("#"):
-                element.set(name, f"#{prefix}-{value[1:]}")
+        if "id" in element.attrib:
+            element.set("id", f"{prefix}-{element.attrib['id']}")
 
 
 def _dark_mode(prefix: str) -> str:
