@@ -1,9 +1,10 @@
 """Where does Post-LN stop training? One run answers one question; this draws the map.
 
 Depth stands on one axis, the learning rate on the other, one panel a placement, without warm-up and
-with it: each cell is the loss after a short training, the mean over the seeds. A second table says
-at which depth each placement stops training. The defaults are 300 small runs, of 4 to 64 blocks:
-about 40 minutes of one core, less in proportion to the cores there are.
+with it: each cell is the loss after a short training, the median of the seeds. A table says for each
+learning rate at which depth a placement stops training. The defaults are 300 small runs, of 4 to 64
+blocks: about 40 minutes of one core, less in proportion to the cores there are. map.svg, map.png,
+runs.csv and limits.csv (the table) are what comes of it.
 
 A sweep is a list of independent runs that is given to an executor of Python's concurrent.futures:
 processes on this machine, or, with --dask ADDRESS, a cluster of several. For these, in a copy of
@@ -95,7 +96,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--rates", type=float, default=RATES, help="default: %(default)s")
     add("--warmups", type=least(0), default=(0, 100), help="steps; default: %(default)s")
     add = known.add_argument
-    add("--seeds", type=least(1), default=3, help="runs that a cell is the mean of; default: 3")
+    add("--seeds", type=least(1), default=3, help="runs that a cell is the median of; default: 3")
     for option in OPTIONS:
         value = getattr(SMALL, option)
         kind = str if option in ("task", "text") else least(1)
@@ -121,7 +122,7 @@ def settings_of(args: argparse.Namespace) -> list[Setting]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    from demos import sweep_map  # draws; a worker has no use for it
+    from demos import sweep_limits, sweep_map  # draws; a worker has no use for it
 
     known = arguments()
     args = known.parse_args(argv)
@@ -136,10 +137,10 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"stopped at once; what was finished is in {args.out}: the same command goes on")
         return 130
-    limits = sweep_map.limits(rows, chance - args.margin)
-    write_csv(args.out / "limits.csv", sweep_map.LIMIT_COLUMNS, limits)
-    sweep_map.draw(rows, limits, args.out, chance)
-    print(sweep_map.limits_table(limits, chance, args.margin))
+    limits = sweep_limits.limits(rows, chance - args.margin)
+    write_csv(args.out / "limits.csv", sweep_limits.LIMIT_COLUMNS, limits)
+    sweep_map.draw(rows, limits, args.out, chance, args.margin)
+    print(sweep_limits.limits_table(limits, chance, args.margin))
     failed = [row for row in rows if row["status"] == "failed"]
     for row in failed:
         print("failed:", *(f"{a} {row['setting'][a]}" for a in AXES), row["reason"])

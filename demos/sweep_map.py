@@ -3,121 +3,113 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from demos import plots
+from demos.report import BOTH
+from demos.results_file import Row
+from demos.sweep_limits import Limit, Panel, cells, order, panel_title, warmup_words
 
-Row = dict[str, Any]
-Panel = tuple[str, int]  # placement, steps of warm-up
-Limit = tuple[str, int, float, str]
-LIMIT_COLUMNS = ("placement", "warmup", "lr", "stops_at")
-TITLES = {"pre": "Pre-LN", "post": "Post-LN"}
-CAPTION = (
-    "Loss in nats after training, mean of the seeds; one who guesses by frequency has {:.2f}.\n"
-    "The orange line stands below the smallest depth that no longer trains."
+INK, MUTED, GREY = (plots.COLOURS[name][0] for name in ("ink", "muted", "grid"))
+# From pale where a run only just trains to dark where it does best; grey is for what does not.
+TRAINS = LinearSegmentedColormap.from_list(
+    "trains", ["#fdf0c8", "#f9cf8a", "#93cbb0", "#3d93a8", "#1f4e7c"]
 )
+CELL = 0.64, 0.46  # inches
+TITLE = "Where training stops"
 
 
-def order(placement: str) -> tuple[int, str]:
-    """Pre-LN, Post-LN, then all others."""
-    return list(TITLES).index(placement) if placement in TITLES else len(TITLES), placement
+@dataclass(frozen=True)
+class Scale:
+    """What losses mean: `low` is the best of the map, trained is what is under `trains_below`."""
+
+    low: float
+    trains_below: float
+
+    def colour(self, loss: float) -> str:
+        """The fill of a cell."""
+        if loss >= self.trains_below:
+            return GREY
+        share = (self.trains_below - loss) / max(self.trains_below - self.low, 1e-9)
+        return matplotlib.colors.to_hex(TRAINS(share))
+
+    def ink(self, loss: float) -> str:
+        """A colour that can be read on that fill."""
+        if loss >= self.trains_below:
+            return MUTED
+        red, green, blue = matplotlib.colors.to_rgb(self.colour(loss))
+        return "#000000" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.52 else "#fefefe"
 
 
-def cells(rows: Iterable[Row]) -> dict[Panel, dict[tuple[int, float], list[float]]]:
-    """The losses of all seeds, by panel and by depth and rate; inf for a run that diverged."""
-    panels: Any = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        if row["status"] != "failed":
-            s = row["setting"]
-            loss = math.inf if row["loss"] is None else row["loss"]
-            panels[s["placement"], s["warmup"]][s["blocks"], s["lr"]].append(loss)
-    return panels
-
-
-def limits(rows: Iterable[Row], trains_below: float) -> list[Limit]:
-    """For each placement, warm-up and rate the smallest depth at which the median run of the
-    seeds does not train; "" if it trains at every depth."""
-    found: list[Limit] = []
-    panels = cells(rows)
-    for placement, warmup in sorted(panels, key=lambda panel: (order(panel[0]), panel[1])):
-        losses = panels[placement, warmup]
-        for lr in sorted({rate for _, rate in losses}):
-            stops = [
-                depth
-                for (depth, rate), each in losses.items()
-                if rate == lr and median(each) >= trains_below
-            ]
-            found.append((placement, warmup, lr, str(min(stops)) if stops else ""))
-    return found
-
-
-def limits_table(found: list[Limit], chance: float, margin: float) -> str:
-    """The limits as text: one line a placement and warm-up, one column a rate."""
-    rates = sorted({lr for _, _, lr, _ in found})
-    lines = [
-        f"Smallest depth that does not train (median loss not {margin:g} nats below a guess, "
-        f"{chance:.3f}); - where all do:",
-        f"{'learning rate':<28}" + "".join(f"{rate:>9g}" for rate in rates),
-    ]
-    stops = {(placement, warmup, lr): depth or "-" for placement, warmup, lr, depth in found}
-    for placement, warmup in dict.fromkeys((p, w) for p, w, _, _ in found):
-        values = (stops.get((placement, warmup, rate), "?") for rate in rates)
-        lines.append(f"{panel_title((placement, warmup)):<28}" + "".join(f"{v:>9}" for v in values))
-    return "\n".join(lines)
-
-
-def panel_title(panel: Panel) -> str:
-    """What stands above a panel."""
-    placement, warmup = panel
-    name = TITLES.get(placement, placement)
-    return f"{name}, warm-up {warmup} steps" if warmup else f"{name}, no warm-up"
-
-
-def draw(rows: list[Row], found: list[Limit], out: Path, chance: float) -> plots.Picture:
+def draw(
+    rows: list[Row], found: list[Limit], out: Path, chance: float, margin: float
+) -> plots.Picture:
     """Write out/map.svg and out/map.png: a column of panels a placement, a row a warm-up."""
-    panels = cells(rows)
-    placements = sorted({row["setting"]["placement"] for row in rows}, key=order)
-    warmups = sorted({row["setting"]["warmup"] for row in rows})
-    depths = sorted({row["setting"]["blocks"] for row in rows})
-    rates = sorted({row["setting"]["lr"] for row in rows})
-    finite = [x for losses in panels.values() for each in losses.values() for x in each]
-    low = min([x for x in finite if math.isfinite(x)], default=0.0)
-    width, height = 0.62 * len(rates), 0.42 * len(depths)  # of a panel, in inches
+    words = " ".join(
+        f"{panel_title((p, w))}, rate {lr:g}: "
+        + (f"no training from {depth} blocks on." if depth else "trains at every depth.")
+        for p, w, lr, depth in found
+    )
     with matplotlib.rc_context(plots.STYLE):
-        figure = Figure(figsize=(
-            0.75 + len(placements) * (width + 0.35), 1.1 + len(warmups) * (height + 0.62)
-        ))  # fmt: skip
-        FigureCanvasAgg(figure)
-        grid = figure.subplots(len(warmups), len(placements), squeeze=False)
-        for i, warmup in enumerate(warmups):
-            for j, placement in enumerate(placements):
-                stops = {lr: d for p, w, lr, d in found if (p, w) == (placement, warmup)}
-                panel = grid[i, j]
-                _panel(panel, panels[placement, warmup], depths, rates, low, chance, stops)
-                panel.set_title(panel_title((placement, warmup)), loc="left", fontsize=10)
-                if j == 0:
-                    panel.set_ylabel("blocks")
-                if i == len(warmups) - 1:
-                    panel.set_xlabel("learning rate")
-        figure.text(0.01, 0.01, CAPTION.format(chance), fontsize=8.5, color=plots.COLOURS["ink"][0])
-        figure.tight_layout(rect=(0, 0.42 / figure.get_figheight(), 1, 1))
-        words = " ".join(
-            f"{panel_title((p, w))}, rate {lr:g}: "
-            + (f"no training from {depth} blocks on." if depth else "trains at every depth.")
-            for p, w, lr, depth in found
-        )
-        title = "Loss after training, by depth and learning rate"
-        return plots.saved(figure, out, "map", title=title, words=words)
+        figure = make_figure(rows, found, chance, margin)
+        return plots.saved(figure, out, "map", title=TITLE, words=words)
+
+
+def make_figure(rows: list[Row], found: list[Limit], chance: float, margin: float) -> Figure:
+    """The panels and, below them, what their signs mean."""
+    panels = cells(rows)
+    placements = sorted({placement for placement, _ in panels}, key=order)
+    warmups = sorted({warmup for _, warmup in panels})
+    depths = sorted({depth for losses in panels.values() for depth, _ in losses})
+    rates = sorted({rate for losses in panels.values() for _, rate in losses})
+    medians = [median(each) for losses in panels.values() for each in losses.values()]
+    scale = Scale(min(medians), chance - margin)
+
+    longest = max(len(BOTH.get(p, p)) for p in placements)
+    width = max(CELL[0] * len(rates), 0.095 * longest, 1.35)
+    height = CELL[1] * len(depths)
+    across = max(0.75 + len(placements) * (width + 0.3), 4.8)
+    down = 0.55 + len(warmups) * (height + 0.95) + 1.15
+    figure = Figure(figsize=(across, down))
+    FigureCanvasAgg(figure)
+    steps = rows[0]["setting"]["steps"]
+    figure.text(0.12 / across, 1 - 0.27 / down, TITLE, fontsize=11.5, weight="bold", color=INK)
+    figure.text(0.12 / across, 1 - 0.47 / down, f"Loss after {steps} steps, by depth and learning "
+                "rate", fontsize=8.5, color=MUTED)  # fmt: skip
+    for i, warmup in enumerate(warmups):
+        for j, placement in enumerate(placements):
+            left = 0.75 + j * (width + 0.3)
+            bottom = down - 0.55 - (i + 1) * (height + 0.95) + 0.42
+            ax = figure.add_axes((left / across, bottom / down, width / across, height / down))
+            stops = {lr: d for p, w, lr, d in found if (p, w) == (placement, warmup)}
+            _panel(ax, panels.get((placement, warmup), {}), depths, rates, scale, stops)
+            _head(ax, (placement, warmup), height)
+            if j == 0:
+                ax.set_ylabel("blocks")
+            else:
+                ax.set_yticklabels([])
+            if i == len(warmups) - 1:
+                ax.set_xlabel("learning rate")
+    _legend(figure, scale, chance, margin)
+    return figure
+
+
+def _head(ax: Axes, panel: Panel, height: float) -> None:
+    """Placement and warm-up above a panel, in two lines, so that they have room on small maps."""
+    placement, warmup = panel
+    above = {"xycoords": "axes fraction", "annotation_clip": False}
+    ax.annotate(BOTH.get(placement, placement), (0, 1 + 0.24 / height), fontsize=10, weight="bold",
+                color=INK, **above)  # fmt: skip
+    ax.annotate(warmup_words(warmup), (0, 1 + 0.08 / height), fontsize=8.5, color=MUTED, **above)
 
 
 def _panel(
@@ -125,32 +117,76 @@ def _panel(
     losses: dict[tuple[int, float], list[float]],
     depths: list[int],
     rates: list[float],
-    low: float,
-    chance: float,
+    scale: Scale,
     stops: dict[float, str],
 ) -> None:
-    """One cell for each depth and rate, with its mean loss; the line is where training stops."""
-    colours = matplotlib.colormaps["cividis"]
+    """One cell for each depth and rate; the line is where training stops."""
     for x, rate in enumerate(rates):
         for y, depth in enumerate(depths):
-            each = losses.get((depth, rate))
-            if not each:
-                continue
-            loss = float(np.mean(each))
-            share = np.clip((chance - loss) / max(chance - low, 1e-9), 0, 1)  # 1 is the best
-            colour = colours(share) if math.isfinite(loss) else "#b8b8b8"
-            ax.fill([x, x + 1, x + 1, x], [y, y, y + 1, y + 1], color=colour, linewidth=0)
-            shown = f"{loss:.2f}" if math.isfinite(loss) else "div."
-            ink = "#ffffff" if share < 0.5 and math.isfinite(loss) else "#000000"
-            ax.text(x + 0.5, y + 0.5, shown, ha="center", va="center", fontsize=8, color=ink)
-    heights = [depths.index(int(stops[r])) if stops.get(r) else len(depths) for r in rates]
-    edge = np.repeat(heights, 2)
-    corners = np.repeat(np.arange(len(rates) + 1), 2)[1:-1]
-    ax.plot(corners, edge, color=plots.COLOURS["pre"][0], linewidth=2.5, clip_on=False)
+            if losses.get((depth, rate)):
+                _cell(ax, x, y, sorted(losses[depth, rate]), scale)
     ax.set_xlim(0, len(rates))
     ax.set_ylim(0, len(depths))
+    _edge(ax, [depths.index(int(stops[r])) if stops.get(r) else len(depths) for r in rates])
     ax.set_xticks(np.arange(len(rates)) + 0.5, [f"{rate:g}" for rate in rates])
     ax.set_yticks(np.arange(len(depths)) + 0.5, [str(depth) for depth in depths])
     ax.tick_params(length=0)
     for side in ("left", "bottom"):
         ax.spines[side].set_visible(False)
+
+
+def _edge(ax: Axes, heights: list[int]) -> None:
+    """The line below the depths that do not train; none along the top, where all depths do."""
+    top = ax.get_ylim()[1]
+    for x, height in enumerate(heights):
+        level = [([x, x + 1], [height, height])] if height < top else []
+        rise = [([x, x], [heights[x - 1], height])] if x else []
+        for xs, ys in level + rise:
+            ax.plot(xs, ys, color=INK, linewidth=2.5, clip_on=False, solid_capstyle="projecting")
+
+
+def _cell(ax: Axes, x: int, y: int, each: list[float], scale: Scale) -> None:
+    """The median loss, and below it a dot a seed."""
+    loss = median(each)
+    left, right, low, high = x + 0.02, x + 0.98, y + 0.03, y + 0.97
+    ax.fill([left, right, right, left], [low, low, high, high], color=scale.colour(loss), lw=0)
+    shown = f"{loss:.2f}" if math.isfinite(loss) else "div."
+    ink = scale.ink(loss)
+    ax.text(x + 0.5, y + 0.6, shown, ha="center", va="center", fontsize=8.5, color=ink)
+    for i, one in enumerate(each):
+        place = x + 0.5 + 0.13 * (i - (len(each) - 1) / 2), y + 0.23
+        _dot(ax, place, one, scale, ink)
+
+
+def _dot(ax: Axes, place: tuple[float, float], loss: float, scale: Scale, ink: str) -> None:
+    """A seed: full if it trains, hollow if not, a cross if it diverged."""
+    marker = "o" if math.isfinite(loss) else "x"
+    full = ink if loss < scale.trains_below else "none"
+    ax.plot(*place, marker, markersize=3, markerfacecolor=full, markeredgecolor=ink,
+            markeredgewidth=0.8, clip_on=False)  # fmt: skip
+
+
+def _legend(figure: Figure, scale: Scale, chance: float, margin: float) -> None:
+    """What colours, dots and the line mean, a row each."""
+    across, down = figure.get_size_inches()
+    ax = figure.add_axes((0.12 / across, 0.1 / down, (across - 0.24) / across, 0.92 / down))
+    ax.set_xlim(0, across - 0.24)  # in inches
+    ax.set_ylim(0, 0.92)
+    ax.set_axis_off()
+    rows = (0.80, 0.57, 0.34, 0.11)
+    for i in range(40):
+        loss = scale.trains_below + (scale.low - scale.trains_below) * (i + 0.5) / 40
+        ax.fill_between([i * 0.015, (i + 1) * 0.015], rows[0] - 0.07, rows[0] + 0.07,
+                        color=scale.colour(loss), lw=0)  # fmt: skip
+    ax.fill_between([0, 0.6], rows[1] - 0.07, rows[1] + 0.07, color=GREY, lw=0)
+    for i, loss in enumerate((scale.low, math.nextafter(math.inf, 0), math.inf)):
+        _dot(ax, (0.12 + 0.18 * i, rows[2]), loss, scale, MUTED)
+    ax.plot([0, 0.6], [rows[3]] * 2, color=INK, linewidth=2.5, solid_capstyle="butt")
+    words = (
+        f"trains: nats, median of the seeds, {scale.trains_below:.2f} to {scale.low:.2f}",
+        f"does not: stuck, or too slow to get {margin:g} below a guess, {chance:.2f}",
+        "a seed that trains, that does not, that diverged",
+        "stands below the smallest depth that does not train",
+    )
+    for row, text in zip(rows, words):
+        ax.text(0.72, row, text, va="center", fontsize=8.5, color=MUTED)

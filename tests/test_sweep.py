@@ -15,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from matplotlib.text import Text
 
-from demos import many_runs, results_file, sweep, sweep_map
+from demos import many_runs, results_file, sweep, sweep_limits, sweep_map
 from demos.training import Setting
 
 ROOT = Path(__file__).parent.parent
@@ -209,22 +210,45 @@ def test_where_training_stops_and_the_map(tmp_path):
         ("post", 4, 1.0): (3.0, 3.0, 3.0), ("post", 8, 1.0): (2.0, 3.0, 2.1),
     }  # fmt: skip
     rows = [
-        {"setting": {"placement": p, "blocks": b, "lr": lr, "warmup": 0, "seed": seed},
+        {"setting": {"placement": p, "blocks": b, "lr": lr, "warmup": 0, "seed": seed, "steps": 9},
          "status": "diverged" if loss is None else "finished", "loss": loss}
         for (p, b, lr), each in losses.items() for seed, loss in enumerate(each)
     ]  # fmt: skip
-    found = sweep_map.limits(rows, trains_below=2.8)
+    found = sweep_limits.limits(rows, trains_below=2.8)
     assert found == [
         ("pre", 0, 0.1, ""), ("pre", 0, 1.0, "8"), ("post", 0, 0.1, "8"), ("post", 0, 1.0, "4"),
     ]  # fmt: skip
-    table = sweep_map.limits_table(found, 3.0, 0.2).splitlines()
+    table = sweep_limits.limits_table(found, 3.0, 0.2).splitlines()
     assert [line.split()[-2:] for line in table[1:]] == [["0.1", "1"], ["-", "8"], ["8", "4"]]
-    picture = sweep_map.draw(rows, found, tmp_path, chance=3.0)
+    picture = sweep_map.draw(rows, found, tmp_path, chance=3.0, margin=0.2)
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
     assert picture.svg == (tmp_path / "map.svg").read_text(encoding="utf-8")
-    for text in ("Pre-LN, no warm-up", "Post-LN, no warm-up", ">2.10<", ">2.67<", ">div.<"):
+    for text in ("Pre-LN", "Post-LN", "no warm-up", "after 9 steps", ">2.10<", ">2.60<", ">div.<"):
         assert text in picture.svg, text
     assert "Post-LN, no warm-up, rate 0.1: no training from 8 blocks on." in picture.words
+
+
+@pytest.mark.parametrize("depths", [(4,), (4, 8, 64)])
+@pytest.mark.parametrize("rates", [(1e-3,), (1e-4, 3e-4, 1e-3, 1e-2)])
+@pytest.mark.parametrize("placements", [("post",), ("pre", "admin_torch_constant")])
+def test_no_words_of_the_map_touch(placements, rates, depths):
+    rows = [
+        {"setting": {"placement": p, "blocks": b, "lr": lr, "warmup": w, "seed": seed, "steps": 9},
+         "status": "finished", "loss": loss}
+        for p in placements for b in depths for lr in rates for w in (0, 100)
+        for seed, loss in enumerate((2.0, 3.0, 2.5))
+    ]  # fmt: skip
+    with sweep_map.matplotlib.rc_context(sweep_map.plots.STYLE):
+        figure = sweep_map.make_figure(rows, sweep_limits.limits(rows, 2.8), 3.0, 0.2)
+        figure.canvas.draw()
+        words = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+        boxes = [text.get_window_extent() for text in words]
+    assert len(words) > 10
+    for i, box in enumerate(boxes):
+        assert figure.bbox.containsx(box.x0) and figure.bbox.containsx(box.x1), words[i]
+        assert figure.bbox.containsy(box.y0) and figure.bbox.containsy(box.y1), words[i]
+        for j in range(i):
+            assert not box.overlaps(boxes[j]), (words[i], words[j])
 
 
 def test_the_gallery_has_a_large_enough_map(tmp_path):
