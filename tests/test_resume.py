@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -167,6 +168,25 @@ def test_a_folder_that_can_not_be_written(options, tmp_path, capsys):
     (tmp_path / "file").touch()
     assert trained(*options, "--steps", 3, "--out", tmp_path / "file" / "run") == 1
     assert "Not a directory" in capsys.readouterr().out
+
+
+def test_a_read_only_disk_leaves_the_run_as_it_was(options, tmp_path, monkeypatch, capsys):
+    out, real = tmp_path / "run", open
+    assert trained(*options, "--steps", 3, "--out", out) == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+
+    def read_only(file, mode="r", *args, **kwargs):
+        if set(mode) & set("wax+") and str(out) in str(file):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(file))
+        return real(file, mode, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", read_only)
+        assert trained("--resume", "--steps", 6, "--out", out) == 1
+    said = capsys.readouterr().out
+    assert "Read-only file system" in said and "--resume" in said
+    assert before == {path.name: path.read_bytes() for path in out.iterdir()}
+    assert trained("--resume", "--steps", 6, "--out", out) == 0
 
 
 def spoil(state, how):
