@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Ellipse
 
 from demos import plots
 from demos.report import BOTH
@@ -121,12 +122,12 @@ def _panel(
     stops: dict[float, str],
 ) -> None:
     """One cell for each depth and rate; the line is where training stops."""
+    ax.set_xlim(0, len(rates))
+    ax.set_ylim(0, len(depths))
     for x, rate in enumerate(rates):
         for y, depth in enumerate(depths):
             if losses.get((depth, rate)):
                 _cell(ax, x, y, sorted(losses[depth, rate]), scale)
-    ax.set_xlim(0, len(rates))
-    ax.set_ylim(0, len(depths))
     _edge(ax, [depths.index(int(stops[r])) if stops.get(r) else len(depths) for r in rates])
     ax.set_xticks(np.arange(len(rates)) + 0.5, [f"{rate:g}" for rate in rates])
     ax.set_yticks(np.arange(len(depths)) + 0.5, [str(depth) for depth in depths])
@@ -140,7 +141,7 @@ def _edge(ax: Axes, heights: list[int]) -> None:
     top = ax.get_ylim()[1]
     for x, height in enumerate(heights):
         level = [([x, x + 1], [height, height])] if height < top else []
-        rise = [([x, x], [heights[x - 1], height])] if x else []
+        rise = [([x, x], [heights[x - 1], height])] if x and heights[x - 1] != height else []
         for xs, ys in level + rise:
             ax.plot(xs, ys, color=INK, linewidth=2.5, clip_on=False, solid_capstyle="projecting")
 
@@ -160,10 +161,17 @@ def _cell(ax: Axes, x: int, y: int, each: list[float], scale: Scale) -> None:
 
 def _dot(ax: Axes, place: tuple[float, float], loss: float, scale: Scale, ink: str) -> None:
     """A seed: full if it trains, hollow if not, a cross if it diverged."""
-    marker = "o" if math.isfinite(loss) else "x"
-    full = ink if loss < scale.trains_below else "none"
-    ax.plot(*place, marker, markersize=3, markerfacecolor=full, markeredgecolor=ink,
-            markeredgewidth=0.8, clip_on=False)  # fmt: skip
+    x, y = place
+    # Drawn as a path of its own: a marker's outline would not follow the reader's dark mode.
+    inches = ax.transData - ax.figure.dpi_scale_trans
+    (w, h) = 0.042 / (inches.transform((1, 1)) - inches.transform((0, 0)))
+    if math.isinf(loss):
+        for slope in (-1, 1):
+            ends = [x - w / 2, x + w / 2], [y - slope * h / 2, y + slope * h / 2]
+            ax.plot(*ends, color=ink, linewidth=0.9, solid_capstyle="butt")
+    else:
+        full = ink if loss < scale.trains_below else "none"
+        ax.add_patch(Ellipse(place, w, h, facecolor=full, edgecolor=ink, linewidth=0.8))
 
 
 def _legend(figure: Figure, scale: Scale, chance: float, margin: float) -> None:
@@ -174,9 +182,9 @@ def _legend(figure: Figure, scale: Scale, chance: float, margin: float) -> None:
     ax.set_ylim(0, 0.92)
     ax.set_axis_off()
     rows = (0.80, 0.57, 0.34, 0.11)
-    for i in range(40):
+    for i in range(40):  # each as far as the right end, so that no seam shows
         loss = scale.trains_below + (scale.low - scale.trains_below) * (i + 0.5) / 40
-        ax.fill_between([i * 0.015, (i + 1) * 0.015], rows[0] - 0.07, rows[0] + 0.07,
+        ax.fill_between([i * 0.015, 0.6], rows[0] - 0.07, rows[0] + 0.07,
                         color=scale.colour(loss), lw=0)  # fmt: skip
     ax.fill_between([0, 0.6], rows[1] - 0.07, rows[1] + 0.07, color=GREY, lw=0)
     for i, loss in enumerate((scale.low, math.nextafter(math.inf, 0), math.inf)):
