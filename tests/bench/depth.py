@@ -1,33 +1,31 @@
 """How time and memory grow with depth: `python -m tests.bench --depth`.
 
 A Pre-LN model (d = 32, 32 tokens, batch 4) of 1 to 1,000 blocks, each depth in a process of its
-own. Memory is what a forward and a backward pass hold at most beyond the parameters and their
-gradients, as Python's tracemalloc counts it. Plain, and with `tr.checkpoint` round groups of
-about sqrt(blocks) blocks.
+own on one core. Time is the CPU's, for a forward and a backward pass. Memory is what the two hold
+at most beyond the parameters and their gradients, as Python's tracemalloc counts it. Plain, and
+with `tr.checkpoint` round groups of about sqrt(blocks) blocks.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import statistics
-import subprocess
-import sys
 import time
 import tracemalloc
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import tinyres as tr
+from tests.bench.processes import alone
 
-DEPTHS = (1, 10, 100, 1000)
+DEPTHS = (1, 3, 10, 30, 100, 300, 1000)
+Row = dict[str, Any]
 
 
-def model_of(blocks: int) -> tr.nn.TransformerLM:
+def model_of(blocks: int, dropout: float = 0.0) -> tr.nn.TransformerLM:
     """The model that is measured."""
-    return tr.nn.TransformerLM(96, 32, 2, blocks, 32, rng=0)
+    return tr.nn.TransformerLM(96, 32, 2, blocks, 32, dropout=dropout, rng=0)
 
 
 def loss_of(model: tr.nn.TransformerLM, group: int | None) -> tr.Tensor:
@@ -45,11 +43,11 @@ def measure(blocks: int, group: int | None) -> dict[str, float]:
     """Seconds of a forward and a backward pass, and MiB that they hold at most."""
     model = model_of(blocks)
     times = []
-    for _ in range(5):
+    for _ in range(max(7, 300 // blocks)):
         model.zero_grad()
-        start = time.perf_counter()
+        start = time.process_time()
         loss_of(model, group).backward()
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     model.zero_grad()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -59,34 +57,20 @@ def measure(blocks: int, group: int | None) -> dict[str, float]:
     return {"seconds": statistics.median(times[1:]), "mib": (peak - gradients) / 2**20}
 
 
-def in_own_process(blocks: int, group: int | None) -> dict[str, float]:
-    """The same in a new process with one thread for BLAS."""
-    code = f"from tests.bench import depth; depth.print_measure({blocks}, {group})"
-    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True)
-    return json.loads(done.stdout)
-
-
-def print_measure(blocks: int, group: int | None) -> None:
-    """What `in_own_process` reads."""
-    print(json.dumps(measure(blocks, group)))
-
-
-def report(file: Path | None) -> list[dict[str, float]]:
-    """Print a table, a line a depth."""
-    print("blocks  ms/block  MiB  checkpointed: ms/block  MiB  time / plain  memory / plain")
+def report() -> list[Row]:
+    """Print a line a depth."""
+    print("blocks  ms/block    MiB  checkpointed: ms/block    MiB  time / plain  memory / plain")
     rows = []
     for blocks in DEPTHS:
         group = math.isqrt(blocks)
-        plain, saved = in_own_process(blocks, None), in_own_process(blocks, group)
+        plain, saved = (alone("depth", f"measure({blocks}, {g})") for g in (None, group))
         rows.append({"blocks": blocks, "group": group, "plain": plain, "checkpointed": saved})
         print(
-            f"{blocks:>6}  {1e3 * plain['seconds'] / blocks:>8.3f}  {plain['mib']:>5.1f}  "
-            f"{1e3 * saved['seconds'] / blocks:>8.3f}  {saved['mib']:>6.1f}  "
-            f"{saved['seconds'] / plain['seconds']:>5.2f}  {saved['mib'] / plain['mib']:>6.3f}",
+            f"{blocks:>6}{1e3 * plain['seconds'] / blocks:>10.3f}{plain['mib']:>7.1f}"
+            f"{1e3 * saved['seconds'] / blocks:>24.3f}{saved['mib']:>7.1f}"
+            f"{saved['seconds'] / plain['seconds']:>14.2f}{saved['mib'] / plain['mib']:>16.3f}",
             flush=True,
         )
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(rows, indent=1))
+    a_block = {row["blocks"]: row["plain"]["seconds"] / row["blocks"] for row in rows}
+    print(f"time a block, 1,000 over 100 blocks: {a_block[1000] / a_block[100]:.2f}")
     return rows

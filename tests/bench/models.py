@@ -1,15 +1,19 @@
-"""The same training step in tinyres and in its peers: forward, backward, Adam update.
+"""What every peer trains: the workloads, the batch, the first weights, and tinyres' own step.
 
-`build(workload)` of each peer returns a function that runs one step and returns the loss.
+`build(workload)` of each peer returns a function that runs one training step (forward, backward,
+Adam update) and returns its loss. All begin with the same weights and see the same batch, so the
+losses of their first steps have to be the same: each run of the benchmark compares them.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+
+Step: TypeAlias = Callable[[], float]
+Weights: TypeAlias = dict[str, np.ndarray]
 
 
 class Workload(NamedTuple):
@@ -20,7 +24,7 @@ class Workload(NamedTuple):
     blocks: int
     tokens: int
     batch: int
-    activation: str
+    activation: str  # gelu is the tanh form everywhere
     vocab: int = 96
 
 
@@ -31,6 +35,15 @@ WORKLOADS = {
     "class-gelu": Workload(64, 4, 12, 64, 16, "gelu"),
     "wide": Workload(256, 8, 6, 128, 16, "gelu"),
 }
+# How tinyres calls the weights of a block.
+OURS = {
+    "norm1.weight": "attention.norm.gamma", "norm1.bias": "attention.norm.beta",
+    "qkv.weight": "attention.branch.qkv.weight", "qkv.bias": "attention.branch.qkv.bias",
+    "out.weight": "attention.branch.out.weight", "out.bias": "attention.branch.out.bias",
+    "norm2.weight": "feed_forward.norm.gamma", "norm2.bias": "feed_forward.norm.beta",
+    "up.weight": "feed_forward.branch.up.weight", "up.bias": "feed_forward.branch.up.bias",
+    "down.weight": "feed_forward.branch.down.weight", "down.bias": "feed_forward.branch.down.bias",
+}  # fmt: skip
 
 
 def batch_of(w: Workload) -> tuple[np.ndarray, np.ndarray]:
@@ -39,13 +52,43 @@ def batch_of(w: Workload) -> tuple[np.ndarray, np.ndarray]:
     return text[:, :-1], text[:, 1:]
 
 
-def build_tinyres(w: Workload, parts: int = 1) -> Callable[[], float]:
+def weights_of(w: Workload) -> tuple[list[Weights], Weights]:
+    """The weights of each block, and those around the blocks; matrices are for `x @ W + b`."""
+    rng = np.random.default_rng(1)
+    d = w.d_model
+
+    def normal(deviation: float, *shape: int) -> np.ndarray:
+        return (deviation * rng.standard_normal(shape)).astype(np.float32)
+
+    def linear(name: str, n_in: int, n_out: int) -> Weights:
+        shapes = {"weight": (n_in, n_out), "bias": (n_out,)}
+        return {f"{name}.{k}": normal(0.5 * n_in**-0.5, *s) for k, s in shapes.items()}
+
+    def norm(name: str) -> Weights:
+        return {f"{name}.weight": 1 + normal(0.1, d), f"{name}.bias": normal(0.1, d)}
+
+    blocks = [
+        {**norm("norm1"), **linear("qkv", d, 3 * d), **linear("out", d, d),
+         **norm("norm2"), **linear("up", d, 4 * d), **linear("down", 4 * d, d)}
+        for _ in range(w.blocks)
+    ]  # fmt: skip
+    tables = {"token.weight": normal(0.1, w.vocab, d), "position.weight": normal(0.1, w.tokens, d)}
+    return blocks, {**tables, **norm("norm"), **linear("head", d, w.vocab)}
+
+
+def build_tinyres(w: Workload, parts: int = 1) -> Step:
     """A step of tinyres, its batch in `parts` threads."""
     import tinyres as tr
 
     model = tr.nn.TransformerLM(
         w.vocab, w.d_model, w.heads, w.blocks, w.tokens, activation=w.activation, rng=0
     )
+    blocks, around = weights_of(w)
+    norm = {"norm.weight": "stack.final_norm.gamma", "norm.bias": "stack.final_norm.beta"}
+    own = {norm.get(name, name): array for name, array in around.items()}
+    for i, block in enumerate(blocks):
+        own |= {f"stack.blocks.{i}.{OURS[name]}": array for name, array in block.items()}
+    model.load_state_dict(own)
     optimizer = tr.optim.Adam(model.parameters(), lr=1e-3)
     tokens, targets = batch_of(w)
 
@@ -63,53 +106,7 @@ def build_tinyres(w: Workload, parts: int = 1) -> Callable[[], float]:
     return step
 
 
-def build_torch(w: Workload) -> Callable[[], float]:
-    """A step of PyTorch, eager, written as its users write it for speed."""
-    import torch
-    from torch import nn
-    from torch.nn import functional as F
-
-    torch.manual_seed(0)
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm1, self.norm2 = nn.LayerNorm(w.d_model), nn.LayerNorm(w.d_model)
-            self.qkv = nn.Linear(w.d_model, 3 * w.d_model)
-            self.out = nn.Linear(w.d_model, w.d_model)
-            self.up = nn.Linear(w.d_model, 4 * w.d_model)
-            self.down = nn.Linear(4 * w.d_model, w.d_model)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            b, t, d = x.shape
-            qkv = self.qkv(self.norm1(x)).view(b, t, 3, w.heads, d // w.heads)
-            q, k, v = qkv.permute(2, 0, 3, 1, 4)
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.out(y.transpose(1, 2).reshape(b, t, d))
-            h = self.up(self.norm2(x))
-            h = F.relu(h) if w.activation == "relu" else F.gelu(h, approximate="tanh")
-            return x + self.down(h)
-
-    token, position = nn.Embedding(w.vocab, w.d_model), nn.Embedding(w.tokens, w.d_model)
-    blocks = nn.Sequential(*[Block() for _ in range(w.blocks)])
-    norm, head = nn.LayerNorm(w.d_model), nn.Linear(w.d_model, w.vocab)
-    parts = nn.ModuleList([token, position, blocks, norm, head])
-    optimizer = torch.optim.Adam(parts.parameters(), lr=1e-3, foreach=True)
-    tokens, targets = (torch.from_numpy(a) for a in batch_of(w))
-    places = torch.arange(w.tokens)
-
-    def step() -> float:
-        optimizer.zero_grad()
-        logits = head(norm(blocks(token(tokens) + position(places))))
-        loss = F.cross_entropy(logits.view(-1, w.vocab), targets.reshape(-1))
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return step
-
-
-def build_bare_matmuls(w: Workload) -> Callable[[], float]:
+def build_bare_products(w: Workload) -> Step:
     """Only the matrix products of that step, in NumPy: the limit for anything built on it."""
     from tinyres.memory import keep_pages
 
@@ -136,14 +133,6 @@ def build_bare_matmuls(w: Workload) -> Callable[[], float]:
             _ = q @ q.swapaxes(-1, -2), g @ q.swapaxes(-1, -2)
             _ = scores @ q, scores.swapaxes(-1, -2) @ g, scores @ g, scores.swapaxes(-1, -2) @ q
         linear(*head)
-        return 0.0
+        return float("nan")
 
     return step
-
-
-PEERS: dict[str, Callable[[Workload], Callable[[], float]]] = {
-    "tinyres": build_tinyres,
-    "tinyres in 2 parts": functools.partial(build_tinyres, parts=2),
-    "PyTorch": build_torch,
-    "bare products": build_bare_matmuls,
-}
