@@ -30,7 +30,7 @@ def integer(value: Any, wanted: str) -> int:
 
     `wanted` is the message of the TypeError for anything else.
     """
-    if isinstance(value, bool):
+    if isinstance(value, bool | np.bool_):
         raise TypeError(wanted)
     try:
         return operator.index(value)
@@ -128,7 +128,7 @@ def function(what: str, value: object) -> Callable[..., Any]:
 def generator(what: str, rng: Any) -> np.random.Generator:
     """A random generator: the given one, or a new one from a seed."""
     try:
-        if isinstance(rng, bool):
+        if isinstance(rng, bool | np.bool_):
             raise TypeError
         return np.random.default_rng(rng)
     except (TypeError, ValueError) as error:
