@@ -217,8 +217,8 @@ WRONG_PULLBACKS = {
     "shorter": (lambda g: (g[:1],), ValueError, r"wrong: .*shape \(1,\)"),
     "dtype": (lambda g: (g.astype("f8"),), TypeError, "wrong: .*float64 .*float32"),
     "integers": (lambda g: (np.ones(3, int),), TypeError, "wrong: .*int64"),
-    "no tuple": (lambda g: g, TypeError, "wrong: .*tuple of 1"),
-    "nothing in it": (lambda g: (), TypeError, "wrong: .*tuple of 1"),
+    "no tuple": (lambda g: g, TypeError, "wrong: .*tuple of one"),
+    "nothing in it": (lambda g: (), TypeError, "wrong: .*tuple of one"),
 }
 
 

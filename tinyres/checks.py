@@ -44,6 +44,12 @@ def gradcheck(
         expect.number("gradcheck: rtol", rtol, 0),
     )
     arrays = [as_array(x, what="gradcheck: inputs") for x in inputs]
+    if not any(a.dtype.kind == "f" for a in arrays):
+        given = ", ".join(expect.shown(a) for a in arrays)
+        raise TypeError(
+            f"gradcheck: one of the inputs must be of a float dtype, got {given}: integers have "
+            "no gradient; give x.astype(float)"
+        )
     tensors = [
         Tensor(a, dtype=np.float64, requires_grad=True) if a.dtype.kind == "f" else Tensor(a)
         for a in arrays

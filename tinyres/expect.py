@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+F = TypeVar("F", bound=Callable[..., Any])
 LARGEST_SIZE = 2**28  # of an axis: far above any width or vocabulary, and no product overflows
 
 
@@ -125,6 +127,24 @@ def function(what: str, value: object) -> Callable[..., Any]:
     return value
 
 
+def value_and_pullback(op: str, returned: Any) -> tuple[Any, Callable[..., Any]]:
+    """What the function of an op returned: it must be these two.
+
+    >>> value_and_pullback("double", np.ones(2))
+    Traceback (most recent call last):
+    ...
+    TypeError: double: its function must return (value, pullback), got (2,) float64: the pullback \
+takes the gradient g of the value and returns a tuple, as in `return 2 * x, lambda g: (2 * g,)`
+    """
+    if returned.__class__ is tuple and len(returned) == 2 and callable(returned[1]):
+        return returned
+    raise TypeError(
+        f"{op}: its function must return (value, pullback), got {shown(returned)}: the pullback "
+        "takes the gradient g of the value and returns a tuple, as in "
+        "`return 2 * x, lambda g: (2 * g,)`"
+    )
+
+
 def generator(what: str, rng: Any) -> np.random.Generator:
     """A random generator: the given one, or a new one from a seed."""
     try:
@@ -160,6 +180,39 @@ def axis(what: str, value: Any, ndim: int) -> int:
     return number % ndim
 
 
+# PyTorch's names of arguments and methods, and what they are here.
+ARGUMENTS = {"dim": "axis", "keepdim": "keepdims"}
+METHODS = {
+    "view": "reshape", "flatten": "reshape", "squeeze": "reshape", "unsqueeze": "reshape",
+    "permute": "transpose", "t": "T", "dim": "ndim", "numel": "size", "mm": "a @ b", "bmm": "a @ b",
+    "matmul": "a @ b", "pow": "x ** 2", "abs": "tr.maximum(x, -x)", "std": "x.var().sqrt()",
+    "requires_grad_": "x.requires_grad = True",
+}  # fmt: skip
+
+
+def no_attribute(kind: str, name: str) -> AttributeError:
+    """The error for a name that a tensor does not have, with what to use instead.
+
+    >>> no_attribute("Tensor", "view")
+    AttributeError('Tensor has no view: use reshape')
+    """
+    cure = f": use {METHODS[name]}" if name in METHODS else ""
+    return AttributeError(f"{kind} has no {name}{cure}", name=name)
+
+
+def in_our_words(method: F) -> F:
+    """Have a method's TypeErrors explained as those of ops are."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **names: Any) -> Any:
+        try:
+            return method(self, *args, **names)
+        except TypeError as error:
+            raise explained(method.__name__, error, (self, *args), names) from None
+
+    return cast(F, call)
+
+
 # What goes wrong in NumPy on input that does not fit.
 EXPLAINED = (AttributeError, IndexError, OverflowError, TypeError, ValueError, ZeroDivisionError)
 
@@ -171,7 +224,10 @@ def explained(
     if str(error).startswith(f"{name}: ") and "(given " in str(error):
         return error  # the same op said so already, within another one
     given = [shown(a) for a in args] + [f"{key}={shown(value)}" for key, value in attrs.items()]
-    text = str(error) if str(error).startswith(name) else f"{name}: {error}"
+    text = str(error) if str(error).startswith(f"{name}: ") else f"{name}: {error}"
+    for theirs, ours in ARGUMENTS.items():
+        if text.endswith(f"unexpected keyword argument '{theirs}'"):
+            text = f"{name}: there is no argument {theirs}: it is called {ours} here"
     kinds = (ArithmeticError, ValueError, IndexError)
     kind = next((k for k in kinds if isinstance(error, k)), TypeError)
     kind = ValueError if kind is ArithmeticError else kind  # a division by a width of 0, say

@@ -163,6 +163,11 @@ class Operators:
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if spec else repr(self)
 
+    if not TYPE_CHECKING:  # which would believe that every name is there
+
+        def __getattr__(self, name):
+            raise expect.no_attribute(type(self).__name__, name)
+
     # ---- what NumPy asks for
 
     @property
@@ -245,22 +250,27 @@ class Operators:
 
     # ---- methods
 
+    @expect.in_our_words
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Sum over `axis`, over all by default."""
         return tr.sum(self, axis=axis, keepdims=keepdims)
 
+    @expect.in_our_words
     def mean(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Mean over `axis`."""
         return tr.mean(self, axis=axis, keepdims=keepdims)
 
+    @expect.in_our_words
     def var(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Biased variance over `axis`, as NumPy's and LayerNorm's."""
         return tr.var(self, axis=axis, keepdims=keepdims)
 
+    @expect.in_our_words
     def max(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Largest value over `axis`; equal ones share the gradient."""
         return tr.max(self, axis=axis, keepdims=keepdims)
 
+    @expect.in_our_words
     def min(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Smallest value over `axis`; equal ones share the gradient."""
         return -(-self).max(axis, keepdims)
@@ -285,10 +295,12 @@ class Operators:
         axes[a], axes[b] = axes[b], axes[a]
         return tr.transpose(self, axes=tuple(axes))
 
+    @expect.in_our_words
     def softmax(self, axis: int = -1) -> Tensor:
         """exp(x) / sum(exp(x)) over `axis`."""
         return tr.softmax(self, axis=axis)
 
+    @expect.in_our_words
     def log_softmax(self, axis: int = -1) -> Tensor:
         """x - log(sum(exp(x))) over `axis`."""
         return tr.log_softmax(self, axis=axis)

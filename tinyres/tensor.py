@@ -73,9 +73,7 @@ def _walk(root: Node, seed: Array, retain: bool, watch: Watch | None, arrived: l
             continue
         if node.number < CLOCK.last_write:
             CLOCK.check_unwritten(node.op, node.number, node.pullback)
-        returned = node.pullback(g)
-        if isinstance(returned, np.ndarray) or len(returned) < len(node.inputs):
-            raise cotangents.wrong_count(node.op, len(node.inputs))
+        returned = cotangents.one_each(node.op, node.pullback(g), len(node.inputs))
         for slot, (h, source) in enumerate(zip(returned, node.inputs)):
             if source is None or not source.requires_grad:
                 continue
@@ -153,7 +151,8 @@ def op(function: Any = None, *, spelled_out: Twin = None) -> Any:
                     break
             if spelled_out is not None and mode.spelled_out:
                 return spelled_out(*args, **attrs)
-            value, pullback = function(*[t if t is None else t._data for t in args], **attrs)
+            returned = function(*[t if t is None else t._data for t in args], **attrs)
+            value, pullback = expect.value_and_pullback(name, returned)
         except expect.EXPLAINED as error:
             raise expect.explained(name, error, args, attrs) from error
         out = Tensor._of(value)

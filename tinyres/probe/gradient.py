@@ -145,9 +145,7 @@ def by_crossings(
             continue  # a leaf that is not the source: no way leads on from here
         CLOCK.check_unwritten(node.op, node.number, node.pullback)
         for k, g in parts.items():
-            returned = node.pullback(g)
-            if isinstance(returned, np.ndarray) or len(returned) < len(node.inputs):
-                raise cotangents.wrong_count(node.op, len(node.inputs))
+            returned = cotangents.one_each(node.op, node.pullback(g), len(node.inputs))
             for slot, (h, before) in enumerate(zip(returned, node.inputs)):
                 # What is older than the source, such as a parameter, can't lead to it.
                 if before is None or not before.requires_grad or before.number < goal.number:
