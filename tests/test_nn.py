@@ -100,11 +100,29 @@ def test_a_deep_copy_is_a_model_of_its_own():
     assert len(other.parameters()) == len(model.parameters())
 
 
-def test_repr_shows_the_tree_with_its_sizes():
-    lines = repr(language_model()).splitlines()
-    assert lines[0] == f"TransformerLM  [{language_model().num_parameters():,} parameters]"
-    assert any("qkv: Linear(8 > 24)" in line for line in lines)
-    assert any("feed_forward: PreLN" in line for line in lines)
+def test_repr_is_the_tree_with_its_sizes_and_equal_neighbours_once():
+    stack = nn.TransformerStack(8, 2, 24, placement="layerscale", rng=0)
+    lines = repr(stack).splitlines()
+    total = stack.num_parameters()
+    assert lines[0] == f"TransformerStack(24 blocks)  [{total:,} parameters]"
+    assert lines[1] == "  blocks.0 to blocks.23: 24 x TransformerBlock  [888 parameters each]"
+    assert "        qkv: Linear(8 > 24)  [216 parameters]" in lines
+    assert sum(line.endswith(": Parameter (8,)  [8 parameters]") for line in lines) == 2
+    assert lines[-1] == "  final_norm: LayerNorm  [16 parameters]" and len(lines) == 16
+    stack.blocks[20].feed_forward.branch.up = nn.Linear(8, 32, bias=False)
+    names = [line.split(":")[0] for line in repr(stack).splitlines() if "Block" in line]
+    assert names[0] == "  blocks.0 to blocks.19" and names[1:] == [
+        "  blocks.20", "  blocks.21 to blocks.23"
+    ]  # fmt: skip
+
+
+def test_repr_of_other_modules():
+    module = nn.Sequential(nn.Linear(1, 1), tr.relu, nn.Linear(1, 1))
+    module.scale = nn.Parameter(2.0)
+    assert repr(module).splitlines() == [
+        "Sequential  [5 parameters]", "  layers.0: Linear(1 > 1)  [2 parameters]",
+        "  layers.2: Linear(1 > 1)  [2 parameters]", "  scale: Parameter ()  [1 parameter]",
+    ]  # fmt: skip
 
 
 def test_sequential_takes_functions_and_modules():
@@ -176,6 +194,8 @@ def test_unknown_names_are_refused_with_the_known_ones():
     ):
         with pytest.raises(ValueError, match=message):
             language_model(**options)
+    with pytest.raises(ValueError, match="parts=3 maps can't share n_out=8 features"):
+        nn.Linear(2, 8, parts=3)
 
 
 # ---------------------------------------------------------------- placements and stacks

@@ -161,10 +161,10 @@ def gradient_at(layout: Layout, box: int) -> float | None:
 
 def top_gradient(layout: Layout) -> float:
     """The gradient at the top of the stack: at the last residual addition, or near the output."""
-    for box in sorted(layout.carrying, reverse=True):
-        gradient = gradient_at(layout, box)
-        if gradient is not None:
-            return gradient
+    top = max(layout.carrying, default=None)
+    gradient = None if top is None else gradient_at(layout, top)
+    if gradient is not None:
+        return gradient
     view = layout.view
     inner = [a.gradient for a in view.arrows if view.boxes[a.target].kind != "output"]
     return next((g for g in reversed(inner) if g is not None), view.graph.seed or 0.0)
