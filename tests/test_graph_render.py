@@ -314,6 +314,11 @@ def test_a_notebook_shows_the_picture(drawing):
     bundle = drawing._repr_mimebundle_()
     assert bundle["image/svg+xml"] == drawing._repr_svg_() == drawing.svg()
     assert repr(drawing).startswith("<Drawing 'x + F(x)': Computation graph")
+    assert repr(drawing).endswith("; .render('picture.svg') writes it>")
+    pair = tr.draw_pair(measured("pre"), measured("post"), titles=("One", "Other"))
+    assert repr(pair) == "<Pair of drawings, 'One' beside 'Other'; .render('pair.svg') writes it>"
+    bundle = pair._repr_mimebundle_()
+    assert bundle["text/plain"] == repr(pair) and bundle["image/svg+xml"] == pair.svg()
 
 
 def measured(placement, scale=1.0):

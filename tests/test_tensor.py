@@ -65,6 +65,12 @@ def test_attributes():
 def test_repr_says_what_it_is():
     assert repr(leaf(1.0)) == "Tensor([1.], dtype=float64, requires_grad=True)"
     assert repr(leaf(1.0, dtype="f4") * 2) == "Tensor([2.], op='scale')"
+    assert repr(tr.Tensor(np.zeros((0, 3), "f4"))) == "Tensor([], shape=(0, 3))"
+    assert repr(tr.Tensor(np.ones((9, 9), "f4"))).endswith(
+        "[1. 1. 1. ... 1. 1. 1.]], shape=(9, 9))"
+    )
+    rows = repr(tr.nn.Parameter(np.eye(2, dtype="f4"))).splitlines()
+    assert rows == ["Parameter([[1. 0.]", "           [0. 1.]], requires_grad=True)"]
 
 
 def test_comparisons_are_arrays_and_equality_is_identity():

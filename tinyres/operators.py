@@ -242,11 +242,13 @@ class Operators:
         return _copied, (type(self), self._data, self.requires_grad, self.grad)
 
     def __repr__(self) -> str:
-        text = np.array2string(self._data, prefix="Tensor(", threshold=60, precision=4)
-        extra = "" if self.dtype == np.float32 else f", dtype={self.dtype}"
+        name, few = type(self).__name__, 60  # numbers, above which most are left out
+        text = np.array2string(self._data, prefix=f"{name}(", threshold=few, precision=4)
+        extra = "" if 0 < self.size <= few else f", shape={self.shape}"
+        extra += "" if self.dtype == np.float32 else f", dtype={self.dtype}"
         if self.requires_grad:
             extra += ", requires_grad=True" if self.is_leaf else f", op={self._node.op!r}"
-        return f"{type(self).__name__}({text}{extra})"
+        return f"{name}({text}{extra})"
 
     # ---- methods
 

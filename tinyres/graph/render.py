@@ -139,7 +139,8 @@ class Drawing(Picture):
         return super()._content(kind)
 
     def __repr__(self) -> str:
-        return f"<Drawing {self.title!r}: {self.description} .render('picture.svg') writes it>"
+        what = self.description.rstrip(".")
+        return f"<Drawing {self.title!r}: {what}; .render('picture.svg') writes it>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +179,8 @@ class Pair(Picture):
         return f"a pair is written as .svg or .gv; for two files write {' and '.join(each)}"
 
     def __repr__(self) -> str:
-        return f"<Pair of {self.left!r} and {self.right!r}>"
+        titles = f"{self.left.title!r} beside {self.right.title!r}"
+        return f"<Pair of drawings, {titles}; .render('pair.svg') writes it>"
 
 
 def _engine(what: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -183,7 +184,7 @@ class Module:
         return ""
 
     def __repr__(self) -> str:
-        return "\n".join(_tree("", self, 0, set()))
+        return "\n".join(_tree(self))
 
 
 def _found(name: str, value: Any) -> Iterator[tuple[str, Parameter | Module]]:
@@ -195,15 +196,35 @@ def _found(name: str, value: Any) -> Iterator[tuple[str, Parameter | Module]]:
             yield from _found(f"{name}.{key}", item)
 
 
-def _tree(name: str, module: Module, indent: int, above: set[int]) -> Iterator[str]:
-    label = f"{name}: " if name else ""
+def _tree(module: Module, above: frozenset[int] = frozenset()) -> list[str]:
+    """What a module is, and below it what it holds; equal ones in a row of a list stand once."""
     extra = f"({module.extra()})" if module.extra() else ""
-    count = f"{module.num_parameters():,}"
-    head = "  " * indent + label + type(module).__name__ + extra
-    yield f"{head}  [{count} parameters]"
-    for child_name, child in module.members():
-        if isinstance(child, Module) and id(child) not in above:  # it may know its parent
-            yield from _tree(child_name, child, indent + 1, above | {id(module), id(child)})
+    lines = [f"{type(module).__name__}{extra}  [{_count(module.num_parameters())}]"]
+    above |= {id(module)}  # a child may know its parent
+    inside = [(name, m) for name, m in module.members() if id(m) not in above]
+    if any(isinstance(m, Module) for _, m in inside):  # a layer's own weights go without saying
+
+        def looks(numbered: tuple[int, tuple[str, Parameter | Module]]) -> tuple[Any, list[str]]:
+            i, (name, value) = numbered
+            shown = _tree(value, above) if isinstance(value, Module) else [_weight(value)]
+            row, _, n = name.rpartition(".")
+            return (row, int(n) - i) if row and n.isdigit() else name, shown
+
+        for (_, (head, *rest)), group in itertools.groupby(enumerate(inside), looks):
+            names = [name for _, (name, _) in group]
+            if len(names) > 1:
+                head = f"{len(names)} x {head[:-1]} each]"
+                names = [f"{names[0]} to {names[-1]}"]
+            lines += [f"  {names[0]}: {head}", *(f"  {line}" for line in rest)]
+    return lines
+
+
+def _weight(parameter: Parameter) -> str:
+    return f"{type(parameter).__name__} {parameter.shape}  [{_count(parameter.size)}]"
+
+
+def _count(numbers: int) -> str:
+    return f"{numbers:,} parameter{'' if numbers == 1 else 's'}"
 
 
 class Sequential(Module):
