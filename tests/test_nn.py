@@ -108,7 +108,7 @@ def test_repr_is_the_tree_with_its_sizes_and_equal_neighbours_once():
     assert lines[1] == "  blocks.0 to blocks.23: 24 x TransformerBlock  [888 parameters each]"
     assert "        qkv: Linear(8 > 24)  [216 parameters]" in lines
     assert sum(line.endswith(": Parameter (8,)  [8 parameters]") for line in lines) == 2
-    assert lines[-1] == "  final_norm: LayerNorm  [16 parameters]" and len(lines) == 16
+    assert lines[-1] == "  final_norm: LayerNorm  [16 parameters]" and len(lines) == 15
     stack.blocks[20].feed_forward.branch.up = nn.Linear(8, 32, bias=False)
     names = [line.split(":")[0] for line in repr(stack).splitlines() if "Block" in line]
     assert names[0] == "  blocks.0 to blocks.19" and names[1:] == [
