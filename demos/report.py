@@ -90,6 +90,10 @@ class Section:
     records: list[dict[str, Any]] = field(default_factory=list)
     smaller: str = ""  # in what the run was smaller than the lesson
 
+    def _repr_html_(self) -> str:
+        """A notebook shows what the page would."""
+        return _section(self, titled=True)
+
 
 def told(lesson: str | None, start: int, end: int | None = None) -> str:
     """Paragraphs of a lesson's docstring, counted from 0 after its first line.
@@ -179,7 +183,7 @@ def _finding(f: Finding, smaller: str) -> str:
     """The claim, what was measured, and in small print what was asked of it."""
     asked = [f"Asked: {f.asked}."] if f.asked else []
     note = [f"But {SMALLER.format(smaller)}."] if smaller and not f.holds else []
-    small = f"<small>{_inline(' '.join(asked + note))}</small>" if asked or note else ""
+    small = f" <small>{_inline(' '.join(asked + note))}</small>" if asked or note else ""
     return (
         f'<li class="{"holds" if f.holds else "fails"}">'
         f"<b>{'Holds' if f.holds else 'Does not hold in this run'}.</b> "

@@ -77,7 +77,7 @@ def pictures(toys: list[dict[str, Any]], out: Path) -> list[plots.Picture]:
     for number, rule in enumerate(RULES, 1):
         curves = []
         for t in (t for t in toys if t["rule"] == rule):
-            colour = "warm" if t["gain"] < 1 else "post"
+            colour = "warm" if t["gain"] < 1 else "other"
             curves.append(plots.Line(f"F scales by {t['gain']}", t["signal"], colour))
             curves.append(plots.Line("", t["gradient"], colour, dash=":"))
         title = f"{rule}: size, relative to where it starts"

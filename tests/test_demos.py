@@ -283,6 +283,8 @@ def test_a_page_is_self_contained_and_says_what_does_not_hold(tmp_path: Path) ->
     assert page.count("Does not hold in this run") == 1
     assert "<code>code &lt;x&gt;</code>" in page and "<pre>formula</pre>" in page
     assert not re.findall(r'(?:src|href)="(?!#)', page) and "@import" not in page
+    shown = sections[0]._repr_html_()  # in a notebook
+    assert "<h2>A &lt; B</h2>" in shown and "Up" in shown and "Down" not in shown
     report.write_records(tmp_path / "m.jsonl", sections)
     lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
     assert lines[0] == {"lesson": "a", "value": "nan"}
