@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tinyres import nn
+from tinyres import Tensor, nn
 
 NAN, INF, HUGE, OBJECT = float("nan"), float("inf"), 10**400, object()
 RAGGED = [[1.0], [1.0, 2.0]]
@@ -68,6 +68,7 @@ KINDS = {
     "names": Kind((3, "a", ["a"], {"x": 3}, {3: nn.Parameter([1.0])}, OBJECT), (None, {})),
     "params": Kind((None, 3, [1.0], ["a"], [None], [np.ones(2)], OBJECT)),
     "state": Kind((None, 3, "a", [1], {"zz": 1}, {}, OBJECT)),
+    "weights": Kind((None, 3, [1], {"zz": 1}, {}, OBJECT)),  # a text is the path of a file
     "by": Kind(("a", OBJECT, {}, None, RAGGED), (NAN, INF, -1, HUGE, 0, np.float64(2), True)),
     "level": Kind((1.5, "a", True, OBJECT, NAN), (None, 0, -1)),
     "depth": Kind((1.5, "a", True, np.True_, OBJECT, NAN, -1), (None, 0, 99)),
@@ -81,6 +82,9 @@ KINDS = {
     "modules": Kind((None, 3, OBJECT), ([], [1], "ab")),
     "path": Kind((None, 3, b"x", OBJECT, ["x"])),
     "parameter": Kind((None, 3, "a", OBJECT, np.ones((5, 3)))),
+    "tensor": Kind((None, "a", OBJECT, RAGGED), (3, Tensor(np.ones((7, 5))))),
+    "stack": Kind((None, 3, "a", OBJECT, nn.LayerNorm(2))),
+    "integers?": Kind(("a", [0.5], [[99, 0]], [[-1, 0]], [[0], [0, 1]], OBJECT), (None, [[1, 1]])),
     "traced": Kind((None, 3, "a", OBJECT, np.ones(3))),
     "model": Kind((None, 3, "a", OBJECT, nn.LayerNorm(2))),
     "batch": Kind((None, 3, (1,), [], OBJECT, ("a", "b"), ([[0.5]], [[1]]), (RAGGED, RAGGED))),

@@ -288,6 +288,14 @@ ROWS_OF_FUNCTIONS: dict[str, Row] = {
         rankdir=("name", "BT"), theme=("word", "auto"), fold=FLAG, parameters=FLAG, gradient=FLAG,
         legend=FLAG, title=("text?", "two"), decades=("above 0?", 3.0), names=("names", None),
     ),
+    "Drawing.render": row(tr.draw(floats(2) * 2.0).render, path=("path", None)),
+    "Drawing.svg": row(tr.draw(floats(2) * 2.0).svg, prefix=("text?", "p")),
+    "Pair.render": row(
+        tr.draw_pair(floats(2) * 2.0, floats(2) * 3.0).render, path=("path", None)
+    ),
+    "Pair.svg": row(
+        tr.draw_pair(floats(2) * 2.0, floats(2) * 3.0).svg, prefix=("text?", "p")
+    ),
     "draw_pair": row(
         tr.draw_pair, left=("traced", floats(2, 3) * 2), right=("traced", floats(2, 3) * 2),
         titles=("texts", ("one", "two")), decades=("above 0?", 3.0),

@@ -20,7 +20,7 @@ from input_rows import (
 )
 
 import tinyres as tr
-from tinyres import nn
+from tinyres import interop, nn
 
 BLOCK = {
     "d_model": ("size", 4), "heads": ("size", 2), "d_ff": ("size?", 8),
@@ -72,6 +72,15 @@ def language_model(**given: Any) -> Any:
 def encoder_decoder(causal: Any, **given: Any) -> Any:
     return nn.TransformerEncoderDecoder(**given)([[0]], [[1]])
 
+
+def encoder(**given: Any) -> Any:
+    return interop.BertEncoder(**given)([[0, 1]])
+
+
+STACK, BERT = nn.TransformerStack(4, 2, 1, 8, rng=0), interop.BertEncoder(5, 4, 2, 1, 3, 8, rng=0)
+TIED = nn.TransformerLM(5, 4, 2, 1, 3, 8, activation="gelu", tied=True, rng=0)
+OF = ("function", lambda parameter: parameter.data)
+ATTENTION = nn.MultiHeadAttention(4, 2, rng=0)
 
 ROWS: dict[str, Row] = {
     **ROWS_OF_FUNCTIONS,
@@ -165,6 +174,44 @@ ROWS: dict[str, Row] = {
         "state_dict", "parameters", "num_parameters", "named_parameters",
         "modules", "members", "extra")},
     "Module.named_modules": of_layer("named_modules", prefix=("any", "")),
+    # ---- weights from elsewhere
+    "interop.load_torch_encoder": row(
+        interop.load_torch_encoder,
+        model=("stack", STACK), state=("weights", interop.to_torch_encoder(STACK)),
+    ),
+    "interop.to_torch_encoder": row(interop.to_torch_encoder, model=("stack", STACK), of=OF),
+    "interop.load_gpt2": row(
+        interop.load_gpt2, state=("weights", interop.to_gpt2(TIED)), heads=("size", 2)
+    ),
+    "interop.to_gpt2": row(interop.to_gpt2, model=("stack", TIED), of=OF),
+    "interop.load_bert": row(
+        interop.load_bert, state=("weights", interop.to_bert(BERT)), heads=("size", 2)
+    ),
+    "interop.to_bert": row(interop.to_bert, model=("stack", BERT), of=OF),
+    "interop.BertEncoder": row(
+        encoder, vocab=("size", 5), d_model=("size", 4), heads=("size", 2), blocks=("size", 1),
+        context=("size", 3), d_ff=("size?", 8), types=("size", 2), eps=("from 0", 1e-12), rng=SEED,
+    ),
+    "interop.BertEncoder()": row(
+        lambda **given: BERT(**given), tokens=("integers", [[0, 1]]), types=("integers?", [[0, 1]]),
+        mask=("mask", np.ones((1, 2), bool)),
+    ),
+    # ---- methods of modules
+    "MultiHeadAttention.by_head": row(
+        ATTENTION.by_head, x=("array", floats(1, 3, 4)), memory=("array?", None)
+    ),
+    "MultiHeadAttention.weights": row(
+        ATTENTION.weights, x=("array", floats(1, 3, 4)), memory=("array?", None)
+    ),
+    "MultiHeadAttention.matrices": row(ATTENTION.matrices),
+    "MultiHeadAttention.extra": row(ATTENTION.extra),
+    "TransformerStack.begin": row(STACK.begin, x=("tensor", floats(1, 2, 4))),
+    "TransformerStack.end": row(STACK.end, stream=("tensor", floats(1, 2, 4))),
+    "TransformerStack.profile": row(
+        nn.TransformerStack(4, 2, 1, placement="admin", rng=0).profile,
+        x=("tensor", floats(1, 2, 4)), memory=("any", None),
+    ),
+    "TransformerStack.extra": row(STACK.extra),
     "TransformerLM.embed": row(MODEL.embed, tokens=TOKENS),
     "TransformerLM.loss": row(
         MODEL.loss, tokens=("integers", [[0, 1]]), targets=("integers", [[1, 2]])

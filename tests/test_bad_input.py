@@ -21,6 +21,9 @@ from input_rows_modules import ROWS
 from op_cases import OPS
 
 import tinyres as tr
+from tinyres import interop
+from tinyres.graph import render
+from tinyres.graph.render import Drawing, Pair
 
 REFUSALS = (ValueError, TypeError, IndexError, KeyError, FloatingPointError)
 # How messages of NumPy and of Python begin that no function of the package has put into words.
@@ -36,17 +39,24 @@ def public() -> set[str]:
     """The names of all public functions and classes, and of the public methods of some."""
     names = set()
     for prefix, module in (("", tr), ("nn.", tr.nn), ("optim.", tr.optim), ("probe.", tr.probe),
-                           ("composed.", tr.composed)):  # fmt: skip
+                           ("composed.", tr.composed), ("interop.", interop)):  # fmt: skip
         for name, value in vars(module).items():
             if name.startswith("_") or isinstance(value, ModuleType) or not callable(value):
                 continue
             own = getattr(value, "__module__", "").startswith("tinyres")
-            if prefix in ("probe.", "composed.", "optim."):  # these also import for themselves
+            if prefix in (
+                "probe.",
+                "composed.",
+                "optim.",
+                "interop.",
+            ):  # these also import for themselves
                 own = getattr(value, "__module__", "").startswith(module.__name__)
             names |= {prefix + name} if own else set()
-    for kind in (tr.Tensor, tr.nn.Module, tr.optim.Optimizer, tr.nn.TransformerLM):
+    for kind in (tr.Tensor, tr.nn.Module, tr.optim.Optimizer, tr.nn.TransformerLM,
+                 tr.nn.MultiHeadAttention, tr.nn.TransformerStack, Drawing, Pair):  # fmt: skip
         for parent in kind.__mro__:
-            if parent.__module__.startswith("tinyres") and (kind is parent or kind is tr.Tensor):
+            whole = kind in (tr.Tensor, Drawing, Pair)
+            if parent.__module__.startswith("tinyres") and (kind is parent or whole):
                 names |= {
                     f"{kind.__name__}.{name}"
                     for name, value in vars(parent).items()
@@ -57,7 +67,9 @@ def public() -> set[str]:
 
 # What is there to be overridden, or is an argument's check and no tool.
 NOT_TO_BE_CALLED = {
-    "Module.forward", "Optimizer.update", "TransformerLM.forward",
+    "Module.forward", "Optimizer.update", "TransformerLM.forward", "MultiHeadAttention.forward",
+    "TransformerStack.forward", "interop.Entry",
+    "interop.read_safetensors",  # needs a package; tests/test_interop.py
 }  # fmt: skip
 
 
@@ -75,9 +87,10 @@ TRIED_ELSEWHERE = {
 
 
 def public_object(name: str) -> Any:
-    places = {"Module": tr.nn, "Optimizer": tr.optim, "TransformerLM": tr.nn}
-    found = places.get(name.split(".")[0], tr)
-    for part in name.split("."):
+    places = {"Module": tr.nn, "Optimizer": tr.optim, "TransformerLM": tr.nn, "Drawing": render,
+              "Pair": render, "MultiHeadAttention": tr.nn, "TransformerStack": tr.nn}  # fmt: skip
+    found = interop if name.startswith("interop.") else places.get(name.split(".")[0], tr)
+    for part in name.removeprefix("interop.").split("."):
         found = getattr(found, part)
     return found
 
@@ -120,7 +133,7 @@ def run(row: Any, **changed: Any) -> Any:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_good_arguments_are_taken(name, tmp_path):
-    if name in ("save", "load"):  # tests/test_state.py
+    if name in ("save", "load", "Drawing.render", "Pair.render"):  # test_state, test_graph_render
         return
     run(ROWS[name])
 
@@ -149,7 +162,10 @@ OTHER_NAMES = {
     "nn.Parameter": ["Tensor"], "checkpoint": ["Tensor"], "gradcheck": ["double"],
     "gelu_exact": ["Tensor", "normal_cdf"],
     **{n: ["TransformerLM", "embedding", "cross_entropy"] for n in ROWS if n.startswith("probe.")},
-    **{n: OPS.keys() for n in ROWS if n.startswith(("nn.", "TransformerLM.")) or "()" in n},
+    **{n: OPS.keys() for n in ROWS
+       if n.startswith(("nn.", "TransformerLM.", "MultiHeadAttention.")) or "()" in n},
+    **{n: ["Tensor", *OPS] for n in ROWS if n.startswith("TransformerStack.")},
+    **{f"interop.BertEncoder{n}": ["BertEncoder", "Embedding", *OPS] for n in ("", "()")},
     "data_parallel": ["mul"],
     "probe.mean_gradients": ["probe: batch"],
     "probe.model_update": ["load_state_dict", "probe: batch"],

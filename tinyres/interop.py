@@ -85,7 +85,7 @@ def to_torch_encoder(
     of: Callable[[Parameter], Any] = lambda parameter: parameter.data,
 ) -> dict[str, Array]:
     """What `load_torch_encoder` reads; `of=lambda p: p.grad` gives the gradients by those names."""
-    return _export(_torch_entries(model), of)
+    return _export("to_torch_encoder", _torch_entries(model), of)
 
 
 def load_gpt2(state: State, heads: int) -> TransformerLM:
@@ -113,7 +113,8 @@ def to_gpt2(
     model: TransformerLM, of: Callable[[Parameter], Any] = lambda parameter: parameter.data
 ) -> dict[str, Array]:
     """What `load_gpt2` reads."""
-    return _export(_gpt2_entries(model), of)
+    expect.instance("to_gpt2: model", model, TransformerLM, "a TransformerLM")
+    return _export("to_gpt2", _gpt2_entries(model), of)
 
 
 def load_bert(state: State, heads: int) -> BertEncoder:
@@ -140,7 +141,8 @@ def to_bert(
     model: BertEncoder, of: Callable[[Parameter], Any] = lambda parameter: parameter.data
 ) -> dict[str, Array]:
     """What `load_bert` reads."""
-    return _export(_bert_entries(model), of)
+    expect.instance("to_bert: model", model, BertEncoder, "a BertEncoder")
+    return _export("to_bert", _bert_entries(model), of)
 
 
 class BertEncoder(Module):
@@ -169,6 +171,8 @@ class BertEncoder(Module):
         eps: float = 1e-12,
         rng: Seed = None,
     ):
+        for name, size in (("vocab", vocab), ("context", context), ("types", types)):
+            expect.size(f"BertEncoder: {name}", size)
         rng = expect.generator("BertEncoder", rng)
         self.word = Embedding(vocab, d_model, rng=rng)
         self.position = Embedding(context, d_model, rng=rng)
@@ -347,7 +351,8 @@ def _load(
         entry.parameter.data = entry.joined(state)
 
 
-def _export(entries: list[Entry], of: Callable[[Parameter], Any]) -> dict[str, Array]:
+def _export(what: str, entries: list[Entry], of: Callable[[Parameter], Any]) -> dict[str, Array]:
+    expect.function(f"{what}: of", of)
     out: dict[str, Array] = {}
     for entry in entries:
         value = expect.instance(
@@ -366,8 +371,8 @@ def _without(prefix: str, state: dict[str, Array]) -> dict[str, Array]:
 
 def _shape(state: Mapping[str, Array], name: str) -> tuple[int, int]:
     if name not in state or state[name].ndim != 2:
-        found = state[name].shape if name in state else "nothing"
-        raise KeyError(f"{name}: expected a matrix of this name, got {found}")
+        found = state[name].shape if name in state else f"the names {expect.shown(list(state))}"
+        raise KeyError(f"state: {name}: expected a matrix of this name, got {found}")
     rows, columns = state[name].shape
     return rows, columns
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tinyres import expect
 from tinyres.graph.svg import beside, finished, prefix_of
 
 PATIENCE = 120  # seconds
@@ -80,7 +81,7 @@ class Picture(ABC):
         a layout program the DOT text is written beside, and the RuntimeError says where. A pair is
         written as .svg or .gv; for .png render its `left` and its `right`.
         """
-        path = Path(path)
+        path = Path(expect.instance("render: path", path, (str, os.PathLike), "a string or a Path"))
         if not path.suffix:
             path = path.with_name(path.name + ".svg")
         kind = path.suffix.lower()
@@ -106,6 +107,10 @@ class Picture(ABC):
         be given only where the same picture stands on a page twice.
         """
 
+    def _prefix(self, given: str) -> str:
+        prefix: str = expect.instance("svg: prefix", given, str, "a text")
+        return prefix or prefix_of(self.source)
+
     def _content(self, kind: str) -> bytes:
         return self.svg().encode()
 
@@ -130,7 +135,7 @@ class Drawing(Picture):
 
     def svg(self, *, prefix: str = "") -> str:
         svg = laid_out(_engine("svg"), self.source, "svg")
-        prefix = prefix or prefix_of(self.source)
+        prefix = self._prefix(prefix)
         return finished(svg, prefix, self.theme, self.title, self.description)
 
     def _content(self, kind: str) -> bytes:
@@ -168,7 +173,7 @@ class Pair(Picture):
         return " ".join(f"{side.title}: {side.description}" for side in (self.left, self.right))
 
     def svg(self, *, prefix: str = "") -> str:
-        prefix = prefix or prefix_of(self.source)
+        prefix = self._prefix(prefix)
         sides = self.left.svg(prefix=f"{prefix}-left"), self.right.svg(prefix=f"{prefix}-right")
         return beside(sides, prefix, self.across, self.left.theme, self.title)
 

@@ -178,14 +178,14 @@ class TransformerStack(Module):
         memory: Tensor | ArrayLike | None = None,
         mask: Tensor | ArrayLike | None = None,
     ) -> Tensor:
-        stream = self.begin(x if isinstance(x, Tensor) else Tensor(x))
+        stream = self.begin(x)
         for block in self.blocks:
             stream = block(stream, memory, mask)
         return self.end(stream)
 
-    def begin(self, x: Tensor) -> Any:
+    def begin(self, x: Tensor | ArrayLike) -> Any:
         """The stream below the first block."""
-        return self.placement.begin(x, self.first_norm)
+        return self.placement.begin(x if isinstance(x, Tensor) else Tensor(x), self.first_norm)
 
     def end(self, stream: Any) -> Tensor:
         """What the stack returns, from the stream above the last block."""
