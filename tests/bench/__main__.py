@@ -14,6 +14,7 @@ import importlib.metadata
 import importlib.util
 import json
 import math
+import os
 import platform
 import statistics
 from pathlib import Path
@@ -120,6 +121,8 @@ def run_steps(args: argparse.Namespace) -> list[dict[str, Any]]:
     here = [p for p in args.peers if importlib.util.find_spec(MODULES.get(p, "numpy"))]
     here = [ONE_BATCH, *[p for p in here if p != ONE_BATCH]]  # the others are compared with it
     print(", ".join(f"{name} {version}" for name, version in versions().items()))
+    busy = os.getloadavg()[0]
+    print(f"the machine is busy, load {busy:.1f}: these times mean little\n" * (busy > 0.5), end="")
     missing = [p for p in args.peers if p not in here]
     print(f"left out, not installed: {', '.join(missing)}" if missing else "all peers are here")
     rows = []
