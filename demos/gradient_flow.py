@@ -1,14 +1,14 @@
 """What training does to Post-LN: its tokens stay alike, and the gradient dies.
 
-Then training begins. Adam moves every weight by about the learning rate, however small its gradient
-is, and the first steps drive both stacks towards the collapse. Pre-LN comes out again. Post-LN does
+Before training, the tokens of a deep Post-LN stack are nearly alike (demos.token_collapse). Then
+training begins. Adam moves every weight by about the learning rate, however small its gradient is,
+and the first steps drive both stacks towards the collapse. Pre-LN comes out again. Post-LN does
 not, and the gradient that could lead it out has vanished.
 
-The next pictures are the graphs of both models, with the gradient that was measured on every edge.
-Follow a line from the top down, as the gradient goes. Its colour and its width are the gradient's
-size there, divided by that at the last block, and the number beside a block is the same ratio. Grey
-is as large as at the top, blue and thin smaller, brown and wide larger. All have one scale, so they
-can be compared.
+The graphs of both models show the gradient that was measured on every edge. Follow a line from the
+top down, as the gradient goes. Its colour and its width are the gradient's size there, divided by
+that at the last block, and the number beside a block is the same ratio. Grey is as large as at the
+top, blue and thin smaller, brown and wide larger. All have one scale, so they can be compared.
 
 This does not mean that Post-LN always fails. It depends on depth, learning rate and initialisation
 together. A lower rate or smaller weights can save it, and so can a slow start (demos.compare).

@@ -20,7 +20,7 @@ import numpy as np
 import tinyres as tr
 from demos import command
 from demos.plots import Picture
-from demos.report import Figure, Finding, Sample, Section
+from demos.report import Figure, Finding, Part, Sample, Section, told
 
 
 @tr.op
@@ -71,17 +71,21 @@ def lesson(out: Path) -> Section:
     right, wrong, lowest = verdict(swish), verdict(forgetful), descend()
     slope = 1 + lowest * (1 - 1 / (1 + np.exp(-lowest)))  # the derivative over s
     findings = [
-        Finding("gradcheck accepts the right pullback", right or "no difference", not right),
-        Finding("gradcheck finds the wrong one", wrong or "no difference", bool(wrong)),
+        Finding("gradcheck accepts the right pullback", right or "no difference", not right,
+                "no difference"),
+        Finding("gradcheck finds the wrong one", wrong or "no difference", bool(wrong),
+                "a difference, by name"),
         Finding("Gradient descent with the new op finds its lowest point",
-                f"x = {lowest:.4f}, where the derivative is {slope:.1e}", abs(slope) < 1e-4),
+                f"x = {lowest:.4f}, where the derivative is {slope:.1e}", abs(slope) < 1e-4,
+                "a derivative below 1e-4"),
     ]  # fmt: skip
-    parts = [
-        __doc__.split("\n", 2)[2] if __doc__ else "",
+    parts: list[Part] = [
+        told(__doc__, 0),
         Sample(inspect.getsource(swish), "All that an op is."),
-        Sample(wrong, "What gradcheck says to the one that forgot a term."),
+        Sample(f"{inspect.getsource(forgetful)}\n{wrong}",
+               "The same with a term forgotten, and what gradcheck says to it."),
         Figure([picture(out)], "The new op in a graph."),
-    ]
+    ]  # fmt: skip
     records = [{"verdict": right, "verdict on the wrong one": wrong, "lowest": lowest}]
     return Section("own_op", "An op of your own", parts, findings, records)
 

@@ -22,7 +22,7 @@ import numpy as np
 
 import tinyres as tr
 from demos import command, plots, text
-from demos.report import Figure, Finding, Sample, Section, Table
+from demos.report import Figure, Finding, Part, Sample, Section, Table, told
 from demos.training import Setting, make_task, train
 
 
@@ -72,8 +72,8 @@ def lesson(source: text.Text, out: Path, setting: Setting) -> Section:
         y_range=(2.0, 4.5),
     )  # fmt: skip
     rows = [(run.label, f"{loss[name]:.3f}", f"{rms[name]:.2f}") for name, run in runs.items()]
-    parts = [
-        __doc__.split("\n", 2)[2] if __doc__ else "",
+    parts: list[Part] = [
+        told(__doc__, 0),
         Sample(inspect.getsource(NormLast), "All that a placement is."),
         Figure([picture(out)], "The orange line is unbroken, as in Pre-LN."),
         Figure([losses], f"{setting.blocks} blocks, learning rate {setting.lr:g}, no warm-up."),
