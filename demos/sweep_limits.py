@@ -33,19 +33,22 @@ def cells(rows: Iterable[Row]) -> dict[Panel, dict[tuple[int, float], list[float
 
 
 def limits(rows: Iterable[Row], trains_below: float) -> list[Limit]:
-    """For each placement, warm-up and rate the smallest depth at which the median run of the
-    seeds does not train; "" if it trains at every depth."""
+    """For each placement, warm-up and rate the depth from which on the median run of the seeds
+    does not train; "" if it does at the greatest depth.
+
+    A shallow stack that is too slow at a small rate, at which deeper ones train, is not meant.
+    """
     found: list[Limit] = []
     panels = cells(rows)
     for placement, warmup in sorted(panels, key=lambda panel: (order(panel[0]), panel[1])):
         losses = panels[placement, warmup]
         for lr in sorted({rate for _, rate in losses}):
-            stops = [
-                depth
-                for (depth, rate), each in losses.items()
-                if rate == lr and median(each) >= trains_below
-            ]
-            found.append((placement, warmup, lr, str(min(stops)) if stops else ""))
+            by_depth = {depth: median(x) for (depth, rate), x in losses.items() if rate == lr}
+            last = max(
+                (depth for depth, loss in by_depth.items() if loss < trains_below), default=0
+            )
+            beyond = [depth for depth in by_depth if depth > last]
+            found.append((placement, warmup, lr, str(min(beyond)) if beyond else ""))
     return found
 
 
@@ -53,8 +56,8 @@ def limits_table(found: list[Limit], chance: float, margin: float) -> str:
     """The limits as text: one line a placement and warm-up, one column a rate."""
     rates = sorted({lr for _, _, lr, _ in found})
     lines = [
-        f"Smallest depth that does not train (median loss not {margin:g} nats below a guess, "
-        f"{chance:.3f}); - where all do:",
+        f"Depth from which on nothing trains (median loss not {margin:g} nats below a guess, "
+        f"{chance:.3f}); - where the deepest does:",
         f"{'learning rate':<28}" + "".join(f"{rate:>9g}" for rate in rates),
     ]
     stops = {(placement, warmup, lr): depth or "-" for placement, warmup, lr, depth in found}

@@ -57,7 +57,7 @@ def draw(
     """Write out/map.svg and out/map.png: a column of panels a placement, a row a warm-up."""
     words = " ".join(
         f"{panel_title((p, w))}, rate {lr:g}: "
-        + (f"no training from {depth} blocks on." if depth else "trains at every depth.")
+        + (f"no training from {depth} blocks on." if depth else "trains at the greatest depth.")
         for p, w, lr, depth in found
     )
     with matplotlib.rc_context(plots.STYLE):
@@ -137,7 +137,7 @@ def _panel(
 
 
 def _edge(ax: Axes, heights: list[int]) -> None:
-    """The line below the depths that do not train; none along the top, where all depths do."""
+    """The line above which nothing trains; none along the top, where the deepest does."""
     top = ax.get_ylim()[1]
     for x, height in enumerate(heights):
         level = [([x, x + 1], [height, height])] if height < top else []
@@ -194,7 +194,7 @@ def _legend(figure: Figure, scale: Scale, chance: float, margin: float) -> None:
         f"trains: nats, median of the seeds, {scale.trains_below:.2f} to {scale.low:.2f}",
         f"does not: stuck, or too slow to get {margin:g} below a guess, {chance:.2f}",
         "a seed that trains, that does not, that diverged",
-        "stands below the smallest depth that does not train",
+        "above it nothing trains",
     )
     for row, text in zip(rows, words):
         ax.text(0.72, row, text, va="center", fontsize=8.5, color=MUTED)
