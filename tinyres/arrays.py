@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Sequence
@@ -43,6 +44,18 @@ def as_array(data: Any, dtype: npt.DTypeLike | None = None, what: str = "Tensor"
         data = data[0]
     python_numbers = not isinstance(data, np.ndarray | np.generic | Operators)
     return array.astype(np.float32) if python_numbers and array.dtype.kind in "iuf" else array
+
+
+@functools.lru_cache(maxsize=32)
+def filled(length: int, value: float, dtype: np.dtype[Any]) -> Array:
+    """A read-only vector of equal numbers, kept for the next op that asks for it.
+
+    >>> filled(2, 0.5, np.dtype("f4"))
+    array([0.5, 0.5], dtype=float32)
+    """
+    vector = np.full(length, value, dtype)
+    vector.flags.writeable = False
+    return vector
 
 
 def operand_dtype(operands: Sequence[Any]) -> np.dtype[Any]:

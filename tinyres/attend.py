@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tinyres.arrays import Array
+from tinyres.arrays import Array, filled
 
 Back = Callable[[Array, Array, Array, Array], None]
 
@@ -76,17 +76,18 @@ def _attend_chunk(
         top[np.isneginf(top)] = 0  # a row that may attend to nothing
         e -= top
     np.exp(e, out=e)
-    total = np.ones((1, e.shape[-2]), e.dtype) @ e  # (..., 1, T_q)
-    total[total == 0] = 1  # a row that may attend to nothing, or no key at all
-    np.matmul(e.swapaxes(-1, -2), v, out=y)
-    y /= total.swapaxes(-1, -2)
+    total = filled(e.shape[-2], 1, e.dtype)[None] @ e  # (..., 1, T_q)
+    if bias is None or allowed is not None:
+        total[total == 0] = 1  # a row that may attend to nothing, or no key at all
+    np.divide(v.swapaxes(-1, -2) @ e, total, out=y.swapaxes(-1, -2))
 
     def back(g: Array, gq: Array, gk: Array, gv: Array, add: bool) -> None:
         gT = np.divide(g.swapaxes(-1, -2), total, order="C")  # (..., d_v, T_q)
         g = np.ascontiguousarray(gT.swapaxes(-1, -2))
         _product(e, g, gv, add)
         gs = v @ gT  # of the weights, then of the scores: (..., T_k, T_q)
-        gs -= np.vecdot(g, y)[..., None, :]
+        # Along so short an axis as that of a head einsum is twice as fast as vecdot.
+        gs -= np.einsum("...qd,...qd->...q", g, y)[..., None, :]
         gs *= e
         _product(gs, np.ascontiguousarray(qT.swapaxes(-1, -2)), gk, add)
         np.matmul(gs.swapaxes(-1, -2), k, out=gq)

@@ -57,20 +57,32 @@ def size(what: str, value: Any, least: int = 1) -> int:
     return number
 
 
-def merged(
-    what: str, names: Sequence[str], given: Sequence[Any], by_name: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Arguments given by position joined to those by name; none may come twice.
+def by_kind(
+    what: str,
+    arrays: Sequence[str],
+    attributes: Sequence[str],
+    given: tuple[Any, ...],
+    by_name: dict[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an op: its arrays by position, its attributes by name; none twice.
 
-    >>> merged("softmax", ["axis"], [0], {})
-    {'axis': 0}
+    >>> by_kind("softmax", ["x"], ["axis"], (1.0, 0), {})
+    ((1.0,), {'axis': 0})
+    >>> by_kind("linear", ["x", "weight", "bias"], [], (1.0, 2.0), {"bias": 3.0})
+    ((1.0, 2.0, 3.0), {})
     """
+    if not arrays:  # an op of *arrays takes any number
+        return given, by_name
+    names = [*arrays, *attributes]
     if len(given) > len(names):
         raise TypeError(f"{what}: {len(given) - len(names)} arguments too many")
     positional = dict(zip(names, given))
     for name in positional.keys() & by_name.keys():
         raise TypeError(f"{what}: {name} was given twice, by position and by name")
-    return {**positional, **by_name}
+    values = {**positional, **by_name}
+    if any(name in by_name for name in arrays):
+        given = tuple([values.get(name) for name in arrays])
+    return given[: len(arrays)], {name: values[name] for name in values if name not in arrays}
 
 
 def number(

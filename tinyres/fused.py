@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from tinyres import checked, composed, expect
-from tinyres.arrays import Array
+from tinyres.arrays import Array, filled
 from tinyres.attend import attend
 from tinyres.context import note_draw
 from tinyres.signatures import ArrayLike, Cotangents, ValueAndPullback
@@ -44,7 +44,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> ValueAndPullba
     def pullback(g: Array) -> Cotangents:
         g = g.reshape(len(rows), g.shape[-1])
         gx = (g @ weight.T).reshape(shape)
-        return gx, rows.T @ g, None if bias is None else np.ones(len(g), g.dtype) @ g
+        return gx, rows.T @ g, None if bias is None else filled(len(g), 1, g.dtype) @ g
 
     return y.reshape(*shape[:-1], weight.shape[1]), pullback
 
@@ -86,7 +86,7 @@ def layer_norm(
     """
     d = _checked_width("layer_norm", x, eps, gamma, beta)
     rows = x.reshape(-1, d)
-    mean_of = np.full(d, 1 / d, x.dtype)
+    mean_of = filled(d, 1 / d, x.dtype)
     # Less its first value, a row of numbers near 1e6 keeps its digits when the mean is taken.
     x_hat = rows - rows[:, :1]
     x_hat -= (x_hat @ mean_of)[:, None]
@@ -95,17 +95,17 @@ def layer_norm(
     y = x_hat * gamma if gamma is not None else x_hat.copy()
     if beta is not None:
         y += beta
-    weighted_mean = mean_of if gamma is None else gamma / d
 
     def pullback(g: Array) -> Cotangents:
         g = g.reshape(rows.shape)
+        weighted_mean = mean_of if gamma is None else gamma / d
         g_x_hat = g * x_hat
         # The mean and the part along x_hat can't pass: the output doesn't change with either.
         gx = x_hat * -(g_x_hat @ weighted_mean)[:, None]
         gx += g if gamma is None else g * gamma
         gx -= (g @ weighted_mean)[:, None]
         gx *= scale[:, None]
-        ones = np.ones(len(g), g.dtype)
+        ones = filled(len(g), 1, g.dtype)
         return gx.reshape(x.shape), ones @ g_x_hat, ones @ g
 
     return y.reshape(x.shape), pullback
@@ -125,7 +125,7 @@ def rms_norm(x: Array, gamma: Array | None = None, *, eps: float = 1e-5) -> Valu
     scale = 1 / np.sqrt(np.vecdot(rows, rows) / d + float(eps))
     x_hat = rows * scale[:, None]
     y = x_hat * gamma if gamma is not None else x_hat
-    weights = np.full(d, 1 / d, x.dtype) if gamma is None else gamma / d
+    weights = filled(d, 1 / d, x.dtype) if gamma is None else gamma / d
 
     def pullback(g: Array) -> Cotangents:
         g = g.reshape(rows.shape)
@@ -133,7 +133,7 @@ def rms_norm(x: Array, gamma: Array | None = None, *, eps: float = 1e-5) -> Valu
         gx = x_hat * -(g_x_hat @ weights)[:, None]
         gx += g if gamma is None else g * gamma
         gx *= scale[:, None]
-        return gx.reshape(x.shape), np.ones(len(g), g.dtype) @ g_x_hat
+        return gx.reshape(x.shape), filled(len(g), 1, g.dtype) @ g_x_hat
 
     return y.reshape(x.shape), pullback
 
@@ -263,7 +263,7 @@ def self_attention(
         g_heads = g.reshape(*x.shape[:-1], heads, d // heads).swapaxes(-2, -3)
         g_qkv = np.empty_like(qkv)
         back(g_heads, *by_head(g_qkv))
-        g_bias = None if bias is None else np.ones(len(rows), g.dtype) @ g_qkv
+        g_bias = None if bias is None else filled(len(rows), 1, g.dtype) @ g_qkv
         return (g_qkv @ weight.T).reshape(x.shape), rows.T @ g_qkv, g_bias
 
     return y, pullback

@@ -77,8 +77,9 @@ class Operators:
 
     def _takes(self, other: Any) -> bool:
         """Whether `other` is a number that leaves the dtype as it is."""
-        fits = self.dtype.kind == "f" or not isinstance(other, float | np.floating)
-        return isinstance(other, SCALAR) and fits
+        if not isinstance(other, SCALAR):
+            return False
+        return self.dtype.kind == "f" or not isinstance(other, float | np.floating)
 
     def __add__(self, other: Tensor | ArrayLike) -> Tensor:
         if self._takes(other):

@@ -135,7 +135,7 @@ def sigmoid(x: Array) -> ValueAndPullback:
 def relu(x: Array) -> ValueAndPullback:
     """max(x, 0); its gradient at 0 is 0."""
     value = np.maximum(x, np.zeros(x.shape[-1:], x.dtype))  # twice as fast as with a number
-    return value, lambda g: (g * (value > 0),)
+    return value, lambda g: (g * (value > 0).astype(g.dtype),)  # a bool factor takes longer
 
 
 # ---------------------------------------------------------------- along axes

@@ -50,9 +50,8 @@ def checkpoint(fn: Callable[..., Tensor], *inputs: Tensor | ArrayLike) -> Tensor
 
     # Parameters inside fn get their gradients within the pullback: so the node is on the way of
     # a gradient even where none of its inputs is.
-    out._node = node = Node("checkpoint", value, requires_grad=True)
-    node.inputs = tuple(t._node or t._constant() for t in tensors)
-    node.pullback, node.attrs, node.keeps_grad = pullback, {}, False
+    sources = tuple(t._node or t._constant() for t in tensors)
+    out._node = Node("checkpoint", value, True, sources, pullback, {})
     return out
 
 

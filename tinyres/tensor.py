@@ -8,11 +8,11 @@ highest number that still waits, asks its pullback for the cotangents of its inp
 from __future__ import annotations
 
 import functools
-import heapq
 import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from heapq import heappop, heappush
 from typing import Any, overload
 
 import numpy as np
@@ -35,16 +35,19 @@ class Node:
     __slots__ = ("attrs", "dtype", "grad", "inputs", "keeps_grad", "number", "op", "pullback",
                  "requires_grad", "scope", "shape")  # fmt: skip
 
-    def __init__(self, op: str, value: Array, requires_grad: bool):
+    def __init__(self, op: str, value: Array, requires_grad: bool,
+                 inputs: tuple[Node | None, ...] = (), pullback: Pullback | None = None,
+                 attrs: dict[str, Any] | None = None):  # fmt: skip
         self.number = CLOCK.next_number()
         self.op = op
         self.shape = value.shape
         self.dtype = value.dtype
-        self.requires_grad = self.keeps_grad = requires_grad
+        self.requires_grad = requires_grad
+        self.keeps_grad = requires_grad and pullback is None
         self.grad: Array | None = None
-        self.inputs: tuple[Node | None, ...] = ()
-        self.pullback: Pullback | None = None
-        self.attrs: dict[str, Any] | None = None
+        self.inputs = inputs
+        self.pullback = pullback
+        self.attrs: dict[str, Any] | None = attrs
         self.scope = SCOPE.get()
 
 
@@ -65,19 +68,21 @@ def _walk(root: Node, seed: Array, retain: bool, watch: Watch | None, arrived: l
     summed = set()  # nodes whose cotangent is a sum made here: nobody else holds that array
     waiting = [(-root.number, root)]
     while waiting:
-        node = heapq.heappop(waiting)[1]
+        node = heappop(waiting)[1]
         g = of.pop(node)
         if node.keeps_grad:
-            arrived.append((node, g if node in summed else np.array(g)))
+            arrived.append((node, g if node in summed else g.copy()))
         if node.pullback is None:
             continue
         if node.number < CLOCK.last_write:
             CLOCK.check_unwritten(node.op, node.number, node.pullback)
-        returned = cotangents.one_each(node.op, node.pullback(g), len(node.inputs))
+        returned = node.pullback(g)
+        if type(returned) not in (tuple, list) or len(returned) != len(node.inputs):
+            raise cotangents.wrong_count(node.op, returned, len(node.inputs))
         for slot, (h, source) in enumerate(zip(returned, node.inputs)):
             if source is None or not source.requires_grad:
                 continue
-            if h.__class__ is not np.ndarray or h.shape != source.shape or h.dtype != source.dtype:
+            if type(h) is not np.ndarray or h.shape != source.shape or h.dtype is not source.dtype:
                 h = cotangents.fit(h, source.shape, source.dtype, node.dtype, node.op, slot)
             if check is not None:
                 check(node.op, h, f"cotangent of input {slot}", node.scope)
@@ -85,7 +90,7 @@ def _walk(root: Node, seed: Array, retain: bool, watch: Watch | None, arrived: l
                 watch(node, slot, h)
             if source not in of:
                 of[source] = h
-                heapq.heappush(waiting, (-source.number, source))
+                heappush(waiting, (-source.number, source))
             elif source in summed:
                 np.add(of[source], h, out=of[source])
             else:
@@ -140,30 +145,29 @@ def op(function: Any = None, *, spelled_out: Twin = None) -> Any:
     def apply(*args: Any, **attrs: Any) -> Tensor:
         mode = MODE.get()
         try:
-            if len(args) > most:  # softmax(x, -1) means softmax(x, axis=-1)
-                attrs = expect.merged(name, attributes, args[most:], attrs)
-                args = args[:most]
-            if attrs and not attrs.keys().isdisjoint(arrays):
-                args = (*args, *[attrs.pop(key, None) for key in arrays[len(args) :]])
+            if len(args) != most:  # softmax(x, -1) means softmax(x, axis=-1)
+                args, attrs = expect.by_kind(name, arrays, attributes, args, attrs)
+            values, nodes = [], []
             for arg in args:
                 if not isinstance(arg, Tensor) or arg._data.dtype.kind != "f":
                     args = _as_tensors(name, args, required)
+                    values = [t if t is None else t._data for t in args]
+                    nodes = [t if t is None else t._node for t in args]
                     break
+                values.append(arg._data)
+                nodes.append(arg._node)
             if spelled_out is not None and mode.spelled_out:
                 return spelled_out(*args, **attrs)
-            returned = function(*[t if t is None else t._data for t in args], **attrs)
-            value, pullback = expect.value_and_pullback(name, returned)
+            value, pullback = expect.value_and_pullback(name, function(*values, **attrs))
         except expect.EXPLAINED as error:
             raise expect.explained(name, error, args, attrs) from error
         out = Tensor._of(value)
         if mode.recording:
-            for t in args:
-                if t is not None and t._node is not None and t._node.requires_grad:
-                    node = out._node = Node(name, out._data, requires_grad=True)
-                    node.inputs = tuple(
-                        [t if t is None else t._node or t._constant() for t in args]
-                    )
-                    node.pullback, node.attrs, node.keeps_grad = pullback, attrs, False
+            for node in nodes:
+                if node is not None and node.requires_grad:
+                    if None in nodes:
+                        nodes = [t if t is None else t._node or t._constant() for t in args]
+                    out._node = Node(name, out._data, True, tuple(nodes), pullback, attrs)
                     break
         if mode.check is not None:
             mode.check(name, out._data, "value", SCOPE.get())
@@ -208,9 +212,8 @@ class Tensor(Operators):
 
     @staticmethod
     def _of(value: Any) -> Tensor:
-        """A tensor around an array that is ours already, without a copy."""
+        """A tensor around an array that is ours already; a scalar is NumPy's array of no axes."""
         out = Tensor.__new__(Tensor)
-        # NumPy turns results of no dimensions into scalars.
         out._data = value if value.__class__ is np.ndarray else np.asarray(value)
         out._node = None
         return out
@@ -231,9 +234,7 @@ class Tensor(Operators):
         if value is not self._data:  # `t.data -= step` has written already
             value = as_array(value, self.dtype, "data")
             if value.shape != self.shape:
-                raise ValueError(
-                    f"data: expected an array of shape {self.shape}, got {value.shape}"
-                )
+                raise ValueError(f"data: expected shape {self.shape}, got {value.shape}")
             self._data[...] = value
         note_write(self._data)
 
