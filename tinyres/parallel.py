@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
@@ -34,21 +34,7 @@ def data_parallel(
     (1.5, array([0.5, 0.5], dtype=float32))
     """
     expect.function("data_parallel: loss", loss)
-    arrays = [_rows(a) for a in batch]
-    rows = {len(a) for a in arrays if a.ndim}
-    if len(rows) != 1 or any(a.ndim == 0 for a in arrays):
-        raise ValueError(
-            "data_parallel: the arrays of a batch must have equally many rows, got shapes "
-            f"{[a.shape for a in arrays]}"
-        )
-    (total,) = rows
-    if expect.size("data_parallel: threads", threads) > total:
-        raise ValueError(
-            f"data_parallel: {threads} threads can't share {total} rows: got arrays of shapes "
-            f"{[a.shape for a in arrays]}"
-        )
-    parts = list(zip(*[np.array_split(a, threads) for a in arrays]))
-    calls = [_bound(loss, part, len(part[0]) / total) for part in parts]
+    calls = [_bound(loss, *part) for part in split_rows("data_parallel", batch, threads, "threads")]
     running = [_helpers(threads - 1).submit(call) for call in calls[1:]]
     try:
         first = calls[0]()  # this thread has its part, too
@@ -59,6 +45,27 @@ def data_parallel(
     for _, arrived, _ in done:  # in the order of the parts, whichever thread came first
         add_to_leaves(arrived)
     return sum(share for share, _, _ in done)
+
+
+def split_rows(
+    what: str, batch: Sequence[Any], count: int, sharers: str
+) -> list[tuple[tuple[Array, ...], float]]:
+    """The batch in `count` parts of its rows, each with its weight in the mean."""
+    arrays = [_rows(what, a) for a in batch]
+    rows = {len(a) for a in arrays if a.ndim}
+    if len(rows) != 1 or any(a.ndim == 0 for a in arrays):
+        raise ValueError(
+            f"{what}: the arrays of a batch must have equally many rows, got shapes "
+            f"{[a.shape for a in arrays]}"
+        )
+    (total,) = rows
+    if expect.size(f"{what}: {sharers}", count) > total:
+        raise ValueError(
+            f"{what}: {count} {sharers} can't share {total} rows: got arrays of shapes "
+            f"{[a.shape for a in arrays]}"
+        )
+    parts = zip(*[np.array_split(a, count) for a in arrays])
+    return [(part, len(part[0]) / total) for part in parts]
 
 
 _OWN = threading.local()
@@ -73,16 +80,14 @@ def _helpers(count: int) -> ThreadPoolExecutor:
     return pools[count]
 
 
-def _rows(array: Any) -> Array:
+def _rows(what: str, array: Any) -> Array:
     """One array of the batch: integers stay what they are, tokens among them."""
     try:
         rows = np.asarray(array)
     except ValueError:
         rows = np.asarray(None)
     if rows.dtype.kind not in "biuf":
-        raise TypeError(
-            f"data_parallel: batch must hold arrays of numbers, got {expect.shown(array)}"
-        )
+        raise TypeError(f"{what}: batch must hold arrays of numbers, got {expect.shown(array)}")
     return rows
 
 
@@ -90,10 +95,10 @@ def _bound(
     loss: Callable[..., Tensor], part: tuple[Array, ...], weight: float
 ) -> Callable[[], Part]:
     context = contextvars.copy_context()  # taken here: spelled_out and the like hold there, too
-    return lambda: context.run(_one_part, loss, part, weight)
+    return lambda: context.run(one_part, loss, part, weight)
 
 
-def _one_part(loss: Callable[..., Tensor], part: tuple[Array, ...], weight: float) -> Part:
+def one_part(loss: Callable[..., Tensor], part: tuple[Array, ...], weight: float) -> Part:
     """The loss of a part times its weight in the mean, and the gradients, delivered to nobody."""
     arrived: list[tuple[Node, Array]] = []
     drawn: dict[np.random.Generator, Any] = {}

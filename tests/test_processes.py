@@ -1,0 +1,104 @@
+"""`tr.Processes`: the gradients of a batch whose rows several processes share."""
+
+import os
+import signal
+from concurrent.futures.process import BrokenProcessPool
+
+import numpy as np
+import pytest
+
+import tinyres as tr
+from tinyres import nn
+
+
+def batch_of(rows):
+    tokens = np.random.default_rng(0).integers(0, 9, (rows, 7))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def model_of(**options):
+    return nn.TransformerLM(vocab=9, d_model=8, heads=2, blocks=2, context=6, rng=0, **options)
+
+
+def test_a_shared_batch_gives_the_gradients_of_the_whole_one_step_after_step():
+    model = model_of().astype("float64")
+    model.token.weight.requires_grad = False  # frozen
+    optimizer = tr.optim.Adam(model.parameters(), lr=0.01)
+    tokens, targets = batch_of(5)
+    with tr.Processes(model.loss, model.parameters(), count=3) as processes:
+        for _ in range(2):  # the second time with the parameters that the first step left
+            model.zero_grad()
+            loss = model.loss(tokens, targets)
+            loss.backward()
+            whole = [p.grad for p in optimizer.params]
+            results = []
+            for _ in range(2):
+                model.zero_grad()
+                results.append(processes.backward(tokens, targets))
+                results.append([p.grad for p in optimizer.params])
+            assert results[0] == results[2] == pytest.approx(loss.item(), rel=1e-12)
+            for expected, found, again in zip(whole, results[1], results[3], strict=True):
+                np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+                assert np.array_equal(found, again)
+            assert model.token.weight.grad is None
+            optimizer.step()
+        model.zero_grad()
+        model.loss(tokens, targets).backward()
+        once = model.head.bias.grad.copy()
+        for _ in range(2):
+            processes.backward(tokens, targets)
+        np.testing.assert_allclose(model.head.bias.grad, 3 * once, rtol=1e-9)
+
+
+class Odd(nn.Module):
+    """A loss that fails, or leaves a parameter out, where a row holds a certain number."""
+
+    def __init__(self):
+        self.w = nn.Parameter([1.0, 2.0])
+        self.sometimes = nn.Parameter([1.0])
+
+    def forward(self, x):
+        if x[0, 0] == 1:
+            raise ZeroDivisionError("in the second part")
+        mean = (self.w * x).mean()
+        return mean * self.sometimes if x[0, 0] == 2 else mean
+
+    def die(self, x):
+        if x[0, 0] == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return self.forward(x)
+
+
+def test_a_failure_in_one_process_leaves_all_gradients_as_they_were():
+    model = Odd()
+    with tr.Processes(model, model.parameters()) as processes:
+        with pytest.raises(ZeroDivisionError, match="in the second part"):
+            processes.backward(np.array([[0.0, 0.0], [1.0, 1.0]]))
+        assert model.w.grad is None
+        processes.backward(np.array([[0.0, 0.0], [2.0, 2.0]]))
+        np.testing.assert_allclose(model.w.grad, [0.5, 0.5])
+        np.testing.assert_allclose(model.sometimes.grad, [1.5])  # of the second part only
+        with pytest.raises(ValueError, match="2 processes can't share 1 rows"):
+            processes.backward(np.ones((1, 2)))
+    with pytest.raises(RuntimeError, match="shutdown"):
+        processes.backward(np.ones((2, 2)))
+    with (
+        tr.Processes(model.die, model.parameters()) as processes,
+        pytest.raises(BrokenProcessPool),
+    ):
+        processes.backward(np.array([[0.0, 0.0], [1.0, 1.0]]))
+
+
+def test_what_can_not_be_shared():
+    model = model_of(dropout=0.5)
+    with (
+        tr.Processes(model.loss, model.parameters()) as processes,
+        pytest.raises(RuntimeError, match=r"draws the same.*eval\(\)"),
+    ):
+        processes.backward(*batch_of(4))
+    assert all(p.grad is None for p in model.parameters())
+    for params, message in (([tr.Tensor(1.0)], "no tensor"), ([], "no tensor")):
+        with pytest.raises(ValueError, match=message):
+            tr.Processes(model.loss, params)
+    with pytest.raises(ValueError, match="count must be an integer, at least 2"):
+        tr.Processes(model.loss, model.parameters(), count=1)

@@ -1,0 +1,134 @@
+"""One batch, several processes: `parallel.py` without an interpreter that all have to share.
+
+The threads of `data_parallel` wait for each other whenever Python itself has something to do, and
+a deep stack of narrow blocks is little else. Processes don't wait; but each has a model of its
+own, so the parameters have to get there and the gradients back. They lie in shared memory.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import multiprocessing
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+
+from tinyres import expect
+from tinyres.arrays import Array
+from tinyres.parallel import one_part, split_rows
+from tinyres.tensor import Tensor, add_to_leaves
+
+
+class Processes:
+    """`backward(*batch)`: the rows of the batch shared among `count` processes, this one included.
+
+    `loss` is a mean over the first axis of the arrays in a batch, such as `model.loss`, and
+    `params` are the parameters that it uses. The other processes start with a copy of `loss`, so
+    it must be one that pickle can copy (no lambda); before each step they get the values that
+    `params` have then. Use it below `if __name__ == "__main__":`, since they import your script.
+
+    The gradients are those of the whole batch to rounding, and the same bits on every run.
+
+    >>> from tinyres import nn
+    >>> model = nn.TransformerLM(vocab=9, d_model=8, heads=2, blocks=1, context=4, rng=0)
+    >>> with Processes(model.loss, model.parameters()) as processes:
+    ...     loss = processes.backward([[1, 2], [3, 4]], [[2, 3], [4, 5]])
+    >>> round(loss, 4) == round(model.loss([[1, 2], [3, 4]], [[2, 3], [4, 5]]).item(), 4)
+    True
+    """
+
+    def __init__(self, loss: Callable[..., Tensor], params: Iterable[Tensor], count: int = 2):
+        self._loss = expect.function("Processes: loss", loss)
+        tensors = [
+            expect.instance("Processes: each of params", p, Tensor, "a tensor") for p in params
+        ]
+        self._params = [p for p in tensors if p.requires_grad]  # the others are frozen
+        if not self._params:
+            raise ValueError("Processes: no tensor among params requires grad")
+        others = expect.size("Processes: count", count, least=2) - 1
+        values = _shared(self._params)
+        gradients = [_shared(self._params) for _ in range(others)]
+        self._values = _views(self._params, values)
+        self._gradients = [_views(self._params, memory) for memory in gradients]
+        # Not forked: a fork copies no threads, but the locks that they hold.
+        self._pool = ProcessPoolExecutor(
+            others,
+            multiprocessing.get_context("spawn"),
+            initializer=_begin,
+            initargs=(self._loss, self._params, values, gradients),
+        )
+
+    def backward(self, *batch: Any) -> float:
+        """Do `loss(*batch).backward()`, and return the loss as a number."""
+        first, *rest = split_rows("Processes", batch, 1 + len(self._gradients), "processes")
+        for value, p in zip(self._values, self._params):
+            value[...] = p.data
+        running = [self._pool.submit(_one_part, i, *part) for i, part in enumerate(rest)]
+        try:
+            share, arrived, drawn = contextvars.copy_context().run(one_part, self._loss, *first)
+        finally:
+            wait(running)
+        done = [future.result() for future in running]
+        if drawn or any(theirs for _, _, theirs in done):
+            raise RuntimeError(
+                "Processes: loss drew from a random generator, and each process has a copy of it "
+                "that draws the same: use a model without dropout, or call eval() on it"
+            )
+        add_to_leaves(arrived)
+        for (_, there, _), gradients in zip(done, self._gradients):  # in the order of the parts
+            add_to_leaves([(self._params[i]._differentiable(), gradients[i].copy()) for i in there])
+        return share + sum(theirs for theirs, _, _ in done)
+
+    def close(self) -> None:
+        """End the other processes."""
+        self._pool.shutdown()
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _shared(params: Sequence[Tensor]) -> Any:
+    """Memory for an array beside each parameter, which several processes can have."""
+    return multiprocessing.RawArray("b", sum(p.data.nbytes for p in params))
+
+
+def _views(params: Sequence[Tensor], memory: Any) -> list[Array]:
+    """That memory as arrays of the parameters' shapes."""
+    ends = np.cumsum([p.data.nbytes for p in params])
+    return [
+        np.frombuffer(memory, p.dtype, p.size, end - p.data.nbytes).reshape(p.shape)
+        for p, end in zip(params, ends)
+    ]
+
+
+# ---------------------------------------------------------------- in the other processes
+
+# What `_begin` leaves for the steps: the loss, its parameters, where their gradients go.
+_here: tuple[Callable[..., Tensor], list[Tensor], list[list[Array]]]
+
+
+def _begin(loss: Callable[..., Tensor], params: list[Tensor], values: Any, gradients: Any) -> None:
+    global _here
+    for p, value in zip(params, _views(params, values)):
+        p._data = value  # from now on what the first process writes is seen here
+        p.requires_grad = False
+        p.requires_grad = True  # a node with a number of this process
+    _here = loss, params, [_views(params, memory) for memory in gradients]
+
+
+def _one_part(i: int, part: tuple[Array, ...], weight: float) -> tuple[float, list[int], bool]:
+    """The share in the loss, which parameters got a gradient, whether anything was random."""
+    loss, params, gradients = _here
+    for p in params:
+        p.grad = None
+    share, arrived, drawn = contextvars.copy_context().run(one_part, loss, part, weight)
+    add_to_leaves(arrived)
+    there = [k for k, p in enumerate(params) if p.grad is not None]
+    for k in there:
+        gradients[i][k][...] = params[k].grad
+    return share, there, bool(drawn)
