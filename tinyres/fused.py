@@ -161,20 +161,23 @@ def gelu(x: Array) -> ValueAndPullback:
     Tensor([-0.1588  0.      0.8412])
     """
     c = math.sqrt(2 / math.pi)
-    square = x * x
-    t = np.asarray(square * (c * 0.044715))  # an array even without dimensions, for out= below
-    t += c
-    t *= x
-    np.tanh(t, out=t)
-    half = 0.5 * t
-    half += 0.5
+    half = np.asarray(x * x)  # an array even without dimensions, for out= below
+    half *= c * 0.044715
+    half += c
+    half *= x
+    np.tanh(half, out=half)
+    half *= 0.5
+    half += 0.5  # (1 + tanh) / 2
 
     def pullback(g: Array) -> Cotangents:
-        # d/dx = half + x/2 (1 - t^2) c (1 + 3 * 0.044715 x^2)
-        slope = square * (1.5 * c * 0.044715)
-        slope += 0.5 * c
+        # d/dx = half + x/2 (1 - tanh^2) c (1 + 3 * 0.044715 x^2); 1 - tanh^2 = 4 half (1 - half).
+        # Kept is one array: to compute x * x again is faster than to fetch it from far away.
+        slope = np.asarray(x * x)
+        slope *= 6 * c * 0.044715
+        slope += 2 * c
         slope *= x
-        slope *= 1 - t * t
+        slope *= half
+        slope *= 1 - half
         slope += half
         slope *= g
         return (slope,)
