@@ -232,6 +232,10 @@ ROWS_OF_FUNCTIONS: dict[str, Row] = {
         loss=("function", lambda x: (floats(3) * x).mean()), batch=("array", np.ones((4, 3), "f4")),
         threads=("size", 2),
     ),
+    "Processes": row(
+        lambda loss, params, count: tr.Processes(loss, params, count).close(),
+        loss=("function", double), params=("params", [floats(3)]), count=("size", 2),
+    ),
     "save": row(lambda path: tr.save(path, x=1), path=("path", None)),
     "load": row(tr.load, path=("path", None)),
     "probe.stream": row(tr.probe.stream, model=("model", MODEL), tokens=TOKENS),

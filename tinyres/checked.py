@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -103,3 +103,10 @@ def checked_targets(shape: tuple[int, ...], targets: Any, ignore_index: Any) -> 
             f"but have {classes.shape}"
         )
     return classes
+
+
+def tensors(what: str, params: Any) -> list[Tensor]:
+    """A list of the tensors in `params`."""
+    if not isinstance(params, Iterable):
+        raise TypeError(f"{what}: params must be a list of tensors, got {expect.shown(params)}")
+    return [expect.instance(f"{what}: each of params", p, Tensor, "a tensor") for p in params]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -55,14 +56,20 @@ def unbroadcast(g: Array, shape: tuple[int, ...]) -> Array:
     return np.asarray(g.sum(axis=repeated, keepdims=True))
 
 
-def wrong_count(op: str, returned: Any, inputs: int) -> TypeError:
-    """The error for a pullback that returns no tuple or list of a cotangent for each input.
+def one_each(op: str, returned: Any, inputs: int) -> Sequence[Any]:
+    """What a pullback returned: a tuple or list with a cotangent for each input.
 
-    >>> wrong_count("scale", np.ones(3), 1)
-    TypeError('scale: its pullback must return a tuple of one cotangent, (dx,) with the comma, got \
-(3,) float64')
+    There may be more of them, for arrays that the op can take and was not given.
+
+    >>> one_each("scale", np.ones(3), 1)
+    Traceback (most recent call last):
+    ...
+    TypeError: scale: its pullback must return a tuple of one cotangent, (dx,) with the comma, got \
+(3,) float64
     """
+    if returned.__class__ in (tuple, list) and len(returned) >= inputs:
+        return returned
     wanted = f"{inputs} cotangents, one for each input (None where there is none)"
     wanted = "one cotangent, (dx,) with the comma" if inputs == 1 else wanted
     given = f"{len(returned)} of them" if isinstance(returned, tuple | list) else shown(returned)
-    return TypeError(f"{op}: its pullback must return a tuple of {wanted}, got {given}")
+    raise TypeError(f"{op}: its pullback must return a tuple of {wanted}, got {given}")

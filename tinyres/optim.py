@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tinyres import expect
+from tinyres import checked, expect
 from tinyres.arrays import Array, as_array, note_write
 from tinyres.tensor import Tensor
 
@@ -74,7 +74,7 @@ class Optimizer:
     slots = 0  # arrays of state beside each parameter
 
     def __init__(self, params: Iterable[Tensor], lr: float):
-        unique = {id(p): p for p in _tensors(type(self).__name__, params)}
+        unique = {id(p): p for p in checked.tensors(type(self).__name__, params)}
         for p in unique.values():
             if not p.is_leaf:
                 raise ValueError(
@@ -264,7 +264,7 @@ def clip_grad_norm(params: Iterable[Tensor], max_norm: float) -> float:
     (10.0, array([0.6, 0.8], dtype=float32))
     """
     max_norm = expect.number("clip_grad_norm: max_norm", max_norm, 0, finite=False)
-    params = [params] if isinstance(params, Tensor) else _tensors("clip_grad_norm", params)
+    params = [params] if isinstance(params, Tensor) else checked.tensors("clip_grad_norm", params)
     grads = [p.grad for p in params if p.grad is not None]
     # In float64, since the square of a float32 above 2e19 is infinite.
     total = math.sqrt(math.fsum(float(np.square(g, dtype=np.float64).sum()) for g in grads))
@@ -278,12 +278,6 @@ def clip_grad_norm(params: Iterable[Tensor], max_norm: float) -> float:
         for g in grads:
             g *= factor
     return total
-
-
-def _tensors(what: str, params: Any) -> list[Tensor]:
-    if not isinstance(params, Iterable):
-        raise TypeError(f"{what}: params must be a list of tensors, got {expect.shown(params)}")
-    return [expect.instance(f"{what}: each of params", p, Tensor, "a tensor") for p in params]
 
 
 Schedule = Callable[[int], float]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tinyres import expect
+from tinyres import checked, expect
 from tinyres.arrays import Array
 from tinyres.parallel import one_part, split_rows
 from tinyres.tensor import Tensor, add_to_leaves
@@ -41,10 +41,7 @@ class Processes:
 
     def __init__(self, loss: Callable[..., Tensor], params: Iterable[Tensor], count: int = 2):
         self._loss = expect.function("Processes: loss", loss)
-        tensors = [
-            expect.instance("Processes: each of params", p, Tensor, "a tensor") for p in params
-        ]
-        self._params = [p for p in tensors if p.requires_grad]  # the others are frozen
+        self._params = [p for p in checked.tensors("Processes", params) if p.requires_grad]
         if not self._params:
             raise ValueError("Processes: no tensor among params requires grad")
         others = expect.size("Processes: count", count, least=2) - 1

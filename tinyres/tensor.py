@@ -76,9 +76,7 @@ def _walk(root: Node, seed: Array, retain: bool, watch: Watch | None, arrived: l
             continue
         if node.number < CLOCK.last_write:
             CLOCK.check_unwritten(node.op, node.number, node.pullback)
-        returned = node.pullback(g)
-        if type(returned) not in (tuple, list) or len(returned) != len(node.inputs):
-            raise cotangents.wrong_count(node.op, returned, len(node.inputs))
+        returned = cotangents.one_each(node.op, node.pullback(g), len(node.inputs))
         for slot, (h, source) in enumerate(zip(returned, node.inputs)):
             if source is None or not source.requires_grad:
                 continue
