@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tinyres as tr
-from tinyres import nn
+from tinyres import nn, processes
 
 
 def batch_of(rows):
@@ -25,7 +25,7 @@ def test_a_shared_batch_gives_the_gradients_of_the_whole_one_step_after_step():
     model.token.weight.requires_grad = False  # frozen
     optimizer = tr.optim.Adam(model.parameters(), lr=0.01)
     tokens, targets = batch_of(5)
-    with tr.Processes(model.loss, model.parameters(), count=3) as processes:
+    with tr.Processes(model.loss, model.parameters(), count=3) as shared:
         for _ in range(2):  # the second time with the parameters that the first step left
             model.zero_grad()
             loss = model.loss(tokens, targets)
@@ -34,7 +34,7 @@ def test_a_shared_batch_gives_the_gradients_of_the_whole_one_step_after_step():
             results = []
             for _ in range(2):
                 model.zero_grad()
-                results.append(processes.backward(tokens, targets))
+                results.append(shared.backward(tokens, targets))
                 results.append([p.grad for p in optimizer.params])
             assert results[0] == results[2] == pytest.approx(loss.item(), rel=1e-12)
             for expected, found, again in zip(whole, results[1], results[3], strict=True):
@@ -46,7 +46,7 @@ def test_a_shared_batch_gives_the_gradients_of_the_whole_one_step_after_step():
         model.loss(tokens, targets).backward()
         once = model.head.bias.grad.copy()
         for _ in range(2):
-            processes.backward(tokens, targets)
+            shared.backward(tokens, targets)
         np.testing.assert_allclose(model.head.bias.grad, 3 * once, rtol=1e-9)
 
 
@@ -71,34 +71,48 @@ class Odd(nn.Module):
 
 def test_a_failure_in_one_process_leaves_all_gradients_as_they_were():
     model = Odd()
-    with tr.Processes(model, model.parameters()) as processes:
+    with tr.Processes(model, model.parameters()) as shared:
         with pytest.raises(ZeroDivisionError, match="in the second part"):
-            processes.backward(np.array([[0.0, 0.0], [1.0, 1.0]]))
+            shared.backward(np.array([[0.0, 0.0], [1.0, 1.0]]))
         assert model.w.grad is None
-        processes.backward(np.array([[0.0, 0.0], [2.0, 2.0]]))
+        shared.backward(np.array([[0.0, 0.0], [2.0, 2.0]]))
         np.testing.assert_allclose(model.w.grad, [0.5, 0.5])
         np.testing.assert_allclose(model.sometimes.grad, [1.5])  # of the second part only
         with pytest.raises(ValueError, match="2 processes can't share 1 rows"):
-            processes.backward(np.ones((1, 2)))
+            shared.backward(np.ones((1, 2)))
     with pytest.raises(RuntimeError, match="shutdown"):
-        processes.backward(np.ones((2, 2)))
+        shared.backward(np.ones((2, 2)))
     with (
-        tr.Processes(model.die, model.parameters()) as processes,
+        tr.Processes(model.die, model.parameters()) as shared,
         pytest.raises(BrokenProcessPool),
     ):
-        processes.backward(np.array([[0.0, 0.0], [1.0, 1.0]]))
+        shared.backward(np.array([[0.0, 0.0], [1.0, 1.0]]))
 
 
 def test_what_can_not_be_shared():
     model = model_of(dropout=0.5)
     with (
-        tr.Processes(model.loss, model.parameters()) as processes,
+        tr.Processes(model.loss, model.parameters()) as shared,
         pytest.raises(RuntimeError, match=r"draws the same.*eval\(\)"),
     ):
-        processes.backward(*batch_of(4))
+        shared.backward(*batch_of(4))
     assert all(p.grad is None for p in model.parameters())
     for params, message in (([tr.Tensor(1.0)], "no tensor"), ([], "no tensor")):
         with pytest.raises(ValueError, match=message):
             tr.Processes(model.loss, params)
     with pytest.raises(ValueError, match="count must be an integer, at least 2"):
         tr.Processes(model.loss, model.parameters(), count=1)
+
+
+def test_what_happens_in_another_process():
+    model, theirs = Odd(), Odd()
+    values, gradients = (processes._shared(model.parameters()) for _ in range(2))
+    processes._begin(theirs, theirs.parameters(), values, [gradients])
+    for value, p in zip(processes._views(model.parameters(), values), model.parameters()):
+        value[...] = 2 * p.data
+    assert np.array_equal(theirs.w.data, [2, 4])  # nothing was copied to it
+    found = processes._one_part(0, (np.array([[0.0, 0.0], [1.0, 2.0]], "f4"),), 0.5)
+    assert found == (0.5 * 10 / 4, [0], False)
+    left = processes._views(model.parameters(), gradients)
+    np.testing.assert_allclose(left[0], [0.125, 0.25])
+    assert np.array_equal(left[1], [0])

@@ -77,8 +77,7 @@ def _attend_chunk(
         e -= top
     np.exp(e, out=e)
     total = filled(e.shape[-2], 1, e.dtype)[None] @ e  # (..., 1, T_q)
-    if bias is None or allowed is not None:
-        total[total == 0] = 1  # a row that may attend to nothing, or no key at all
+    total[total == 0] = 1  # a row that may attend to nothing, or no key at all
     np.divide(v.swapaxes(-1, -2) @ e, total, out=y.swapaxes(-1, -2))
 
     def back(g: Array, gq: Array, gk: Array, gv: Array, add: bool) -> None:
