@@ -89,6 +89,14 @@ def test_a_failure_in_one_process_leaves_all_gradients_as_they_were():
         shared.backward(np.array([[0.0, 0.0], [1.0, 1.0]]))
 
 
+ELSEWHERE = [tr.Tensor([1.0, 2.0], requires_grad=True)]
+
+
+def elsewhere(x):
+    """It finds its parameters in this file, which the other process reads anew."""
+    return (ELSEWHERE[0] * x).mean()
+
+
 def test_what_can_not_be_shared():
     model = model_of(dropout=0.5)
     with (
@@ -97,6 +105,13 @@ def test_what_can_not_be_shared():
     ):
         shared.backward(*batch_of(4))
     assert all(p.grad is None for p in model.parameters())
+    with pytest.raises(TypeError, match=r"pickle can copy, such as model\.loss.*lambda"):
+        tr.Processes(lambda tokens, targets: model.loss(tokens, targets), model.parameters())
+    with (
+        tr.Processes(elsewhere, ELSEWHERE) as shared,
+        pytest.raises(RuntimeError, match="none of params got a gradient: loss must hold"),
+    ):
+        shared.backward(np.ones((2, 2)))
     for params, message in (([tr.Tensor(1.0)], "no tensor"), ([], "no tensor")):
         with pytest.raises(ValueError, match=message):
             tr.Processes(model.loss, params)

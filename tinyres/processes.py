@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import multiprocessing
+import pickle
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from typing import Any
@@ -40,7 +41,7 @@ class Processes:
     """
 
     def __init__(self, loss: Callable[..., Tensor], params: Iterable[Tensor], count: int = 2):
-        self._loss = expect.function("Processes: loss", loss)
+        self._loss = _picklable(expect.function("Processes: loss", loss))
         self._params = [p for p in checked.tensors("Processes", params) if p.requires_grad]
         if not self._params:
             raise ValueError("Processes: no tensor among params requires grad")
@@ -73,6 +74,11 @@ class Processes:
                 "Processes: loss drew from a random generator, and each process has a copy of it "
                 "that draws the same: use a model without dropout, or call eval() on it"
             )
+        if not all(there for _, there, _ in done):
+            raise RuntimeError(
+                "Processes: in another process none of params got a gradient: loss must hold its "
+                "parameters, as a method of a model does, and not look them up in a script"
+            )
         add_to_leaves(arrived)
         for (_, there, _), gradients in zip(done, self._gradients):  # in the order of the parts
             add_to_leaves([(self._params[i]._differentiable(), gradients[i].copy()) for i in there])
@@ -87,6 +93,17 @@ class Processes:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _picklable(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    try:
+        pickle.dumps(loss)
+    except Exception as error:
+        raise TypeError(
+            "Processes: loss must be one that pickle can copy, such as model.loss, got "
+            f"{expect.shown(loss)}: {error}"
+        ) from error
+    return loss
 
 
 def _shared(params: Sequence[Tensor]) -> Any:
