@@ -22,7 +22,7 @@ def test_tinyres_begins_with_the_loss_of_plain_numpy(activation):
     blocks, around = models.weights_of(w)
     expected = plain.eager_loss(np, w, blocks, around, *models.batch_of(w))
     assert expected.dtype == np.float32
-    for peer in (ONE_BATCH, IN_HALVES):
+    for peer in (ONE_BATCH, *IN_HALVES):
         step = PEERS[peer](w)
         losses = [step() for _ in range(3)]
         assert losses[0] == pytest.approx(float(expected), rel=1e-6)

@@ -31,9 +31,9 @@ Result = dict[str, dict[str, Any]]
 def measure(workload: Workload, threads: int, rounds: int, steps: int, peers: list[str]) -> Result:
     """Median milliseconds a step, peak memory and first losses of each peer, measured in turns."""
     workers = {
-        peer: Worker(peer, workload, threads, blas_threads=1 if peer == IN_HALVES else threads)
+        peer: Worker(peer, workload, threads, blas_threads=1 if peer in IN_HALVES else threads)
         for peer in peers
-        if threads > 1 or peer != IN_HALVES
+        if threads > 1 or peer not in IN_HALVES
     }
     try:
         for worker in workers.values():
@@ -65,7 +65,7 @@ def other_losses(losses: list[float], ours: list[float]) -> str:
 
 def fastest(result: Result) -> str:
     """Which way of running tinyres was the fastest one."""
-    ways = [peer for peer in (ONE_BATCH, IN_HALVES) if peer in result]
+    ways = [peer for peer in (ONE_BATCH, *IN_HALVES) if peer in result]
     return min(ways, key=lambda peer: result[peer]["ms"])
 
 
@@ -92,7 +92,7 @@ def show_losses(name: str, threads: int, result: Result) -> None:
 
 def markdown(rows: list[dict[str, Any]], peers: list[str]) -> str:
     """The table for a README: milliseconds, and in brackets tinyres' time over the peer's."""
-    others = [p for p in peers if p not in (ONE_BATCH, IN_HALVES)]
+    others = [p for p in peers if p not in (ONE_BATCH, *IN_HALVES)]
     lines = [f"| {' | '.join(['workload', 'threads', 'tinyres', *others, 'what ran'])} |"]
     lines.append("|---" * (len(others) + 4) + "|")
     for row in rows:

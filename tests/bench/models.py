@@ -7,6 +7,7 @@ losses of their first steps have to be the same: each run of the benchmark compa
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -76,8 +77,8 @@ def weights_of(w: Workload) -> tuple[list[Weights], Weights]:
     return blocks, {**tables, **norm("norm"), **linear("head", d, w.vocab)}
 
 
-def build_tinyres(w: Workload, parts: int = 1) -> Step:
-    """A step of tinyres, its batch in `parts` threads."""
+def build_tinyres(w: Workload, way: str = "one batch") -> Step:
+    """A step of tinyres; with two "threads" or "processes" each takes half of the batch."""
     import tinyres as tr
 
     model = tr.nn.TransformerLM(
@@ -92,14 +93,20 @@ def build_tinyres(w: Workload, parts: int = 1) -> Step:
     optimizer = tr.optim.Adam(model.parameters(), lr=1e-3)
     tokens, targets = batch_of(w)
 
+    def one_batch(*batch: np.ndarray) -> float:
+        loss = model.loss(*batch)
+        loss.backward()
+        return loss.item()
+
+    if way == "processes":
+        loss_and_gradients = tr.Processes(model.loss, model.parameters()).backward
+    else:
+        in_threads = functools.partial(tr.data_parallel, model.loss, threads=2)
+        loss_and_gradients = in_threads if way == "threads" else one_batch
+
     def step() -> float:
         optimizer.zero_grad()
-        if parts > 1:
-            loss = tr.data_parallel(model.loss, tokens, targets, threads=parts)
-        else:
-            mean = model.loss(tokens, targets)
-            mean.backward()
-            loss = mean.item()
+        loss = loss_and_gradients(tokens, targets)
         optimizer.step()
         return loss
 

@@ -165,11 +165,14 @@ def build_mygrad(w: Workload) -> Step:
 
 
 ONE_BATCH = "tinyres, one batch"
-IN_HALVES = "tinyres, halves"  # a thread for each half of the batch, and one for BLAS in each
+# The halves of the batch in two threads or in two processes, each with one thread for BLAS.
+IN_THREADS, IN_PROCESSES = "tinyres, 2 threads", "tinyres, 2 processes"
+IN_HALVES = (IN_THREADS, IN_PROCESSES)
 PRODUCTS = "bare products"
 PEERS: dict[str, Callable[[Workload], Step]] = {
     ONE_BATCH: build_tinyres,
-    IN_HALVES: functools.partial(build_tinyres, parts=2),
+    IN_THREADS: functools.partial(build_tinyres, way="threads"),
+    IN_PROCESSES: functools.partial(build_tinyres, way="processes"),
     "PyTorch": build_torch,
     "PyTorch, fused Adam": functools.partial(build_torch, adam="fused"),
     "JAX": build_jax,
