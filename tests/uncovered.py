@@ -16,7 +16,13 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 
 # (file, a piece of the line that is not run, or from which not every way is taken, reason)
-UNCOVERED: list[tuple[str, str, str]] = []
+UNCOVERED: list[tuple[str, str, str]] = [
+    (
+        "tinyres/operators.py",
+        "if not TYPE_CHECKING:",
+        "only a type checker takes the other way, and it runs nothing",
+    ),
+]
 
 
 def missed(found: dict[str, Any]) -> set[int]:

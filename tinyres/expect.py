@@ -238,7 +238,7 @@ def explained(
     given = [shown(a) for a in args] + [f"{key}={shown(value)}" for key, value in attrs.items()]
     text = str(error) if str(error).startswith(f"{name}: ") else f"{name}: {error}"
     for theirs, ours in ARGUMENTS.items():
-        if text.endswith(f"unexpected keyword argument '{theirs}'"):
+        if f"unexpected keyword argument '{theirs}'" in text:
             text = f"{name}: there is no argument {theirs}: it is called {ours} here"
     kinds = (ArithmeticError, ValueError, IndexError)
     kind = next((k for k in kinds if isinstance(error, k)), TypeError)
