@@ -171,6 +171,7 @@ ROWS_OF_FUNCTIONS: dict[str, Row] = {
         lambda **given: tr.detect_anomaly(**given).__enter__(), step=("count?", 3)
     ),
     "keep_pages": row(tr.keep_pages),
+    "collect_rarely": row(tr.collect_rarely, new_objects=("size", 10_000)),
     "scope": row(
         lambda **given: tr.scope(**given).__enter__(), name=("text", "part"), level=("level", 1)
     ),

@@ -133,3 +133,14 @@ def test_a_model_is_freed_with_its_last_name():
         held = [weakref.ref(p.data) for p in model.parameters()] + [weakref.ref(model)]
         del model, optimizer
         assert not any(ref() for ref in held)
+
+
+@pytest.mark.parametrize("before, after", [(700, 10_000), (0, 0), (50_000, 50_000)])
+def test_the_collector_is_only_made_rarer_and_never_switched_on(before, after):
+    kept = gc.get_threshold()
+    try:
+        gc.set_threshold(before, *kept[1:])
+        tr.collect_rarely()
+        assert gc.get_threshold() == (after, *kept[1:])
+    finally:
+        gc.set_threshold(*kept)

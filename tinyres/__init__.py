@@ -21,7 +21,7 @@ from tinyres.processes import Processes
 from tinyres.state import load, save
 from tinyres import probe
 from tinyres.graph import draw, draw_pair, trace, trace_backward
-from tinyres.memory import keep_pages
+from tinyres.memory import collect_rarely, keep_pages
 
 __all__ = [
     "no_grad", "scope", "spelled_out", "Tensor", "op", "add", "concatenate", "div", "exp",
@@ -35,3 +35,4 @@ __all__ = [
 ]  # fmt: skip
 
 keep_pages()
+collect_rarely()

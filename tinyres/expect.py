@@ -48,6 +48,8 @@ def size(what: str, value: Any, least: int = 1) -> int:
     ...
     ValueError: Linear: n_in must be an integer, at least 1, got 0
     """
+    if type(value) is int and least <= value <= LARGEST_SIZE:
+        return value  # what usually comes needs no message
     wanted = f"{what} must be an integer, at least {least}, got {shown(value)}"
     number = integer(value, wanted)
     if number < least:
@@ -94,6 +96,8 @@ def number(
     >>> number("lr", np.float32(0.5), 0), number("p", 1, 0, 1)
     (0.5, 1.0)
     """
+    if type(value) is float and math.isfinite(value) and least <= value <= most:
+        return value  # what usually comes needs no message
     bounds = f"from {least:g} to {most:g}" if math.isfinite(most) else "finite"
     if math.isinf(most) and math.isfinite(least):
         bounds = f"a finite number >= {least:g}"

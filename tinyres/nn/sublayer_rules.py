@@ -275,11 +275,12 @@ class Keel(Residual):
 
     def __init__(self, branch: Sublayer, norm: Norm, **place: Any):
         super().__init__(branch, norm, **place)
-        self.alpha = self.place.total if self.place.index > 2 else 1
+        self.alpha = self.place.total if self.place.index > 2 else None
         self.outer_norm = norm() if self.place.index > 1 else _unchanged
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.outer_norm(self.alpha * x + self.sublayer(self.norm(x)))
+        skip = x if self.alpha is None else self.alpha * x
+        return self.outer_norm(skip + self.sublayer(self.norm(x)))
 
 
 def _unchanged(x: Tensor) -> Tensor:
