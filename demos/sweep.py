@@ -2,9 +2,9 @@
 
 Depth stands on one axis, the learning rate on the other, one panel a placement, without warm-up and
 with it. Each cell is the loss after a short training, the median of the seeds, and a table says for
-each learning rate at which depth a placement stops training. The defaults are 300 small runs, of 4
-to 64 blocks: about 40 minutes of one core, less in proportion to the cores there are. What comes of
-it is map.svg, map.png, runs.csv and limits.csv (the table).
+each learning rate from which depth on a placement no longer trains. The defaults are 300 small
+runs, of 4 to 64 blocks: about 40 minutes of one core, less in proportion to the cores there are.
+What comes of it is map.svg, map.png, runs.csv and limits.csv (the table).
 
 A sweep is a list of independent runs that is given to an executor of Python's concurrent.futures:
 processes on this machine, or, with --dask ADDRESS, a cluster of several. For these, in a copy of

@@ -2,12 +2,12 @@
 
 The defaults are the tour's. Worth trying, each against the default:
 
-    --placement post                     sticks near the unigram entropy
-    --placement post --warmup 100        a slow start rescues it
-    --placement post --lr 1e-3           so does a smaller learning rate, here
-    --placement plain                    no residual: it learns how frequent characters are
-    --placement residual                 no norm: far worse than that, and nan with --blocks 24
-    --task reverse --blocks 12 --d-ff 128    all or nothing, try it with each placement
+    --placement post                       sticks near the unigram entropy
+    --placement post --warmup 100          a slow start rescues it
+    --placement post --lr 1e-3             so does a smaller learning rate, here
+    --placement plain                      no residual: it learns how frequent characters are
+    --placement residual                   no norm: far worse than that, and nan with --blocks 24
+    --task reverse --blocks 12 --d-ff 128  all or nothing: also with --placement post
 
 Each step goes to metrics.jsonl as one line of JSON, and checkpoint.npz holds all that the next step
 depends on: weights, Adam's running means, the state of the random generator. So a run that was

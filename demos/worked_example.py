@@ -11,9 +11,9 @@ subtracts the mean of the vector's own numbers and divides by their standard dev
 
     x_hat = (x - mean) / sqrt(variance + eps)         y = gamma * x_hat + beta
 
-What comes out has mean 0 and variance 1, whatever went in. gamma and beta are learned, one of each
-per feature, so that LayerNorm can be undone where that is better. eps is there for a vector of
-equal numbers: its variance is 0, and 0 / 0 is not a number.
+x_hat has mean 0 and variance 1, whatever went in. gamma and beta are learned, one of each per
+feature, so that LayerNorm can be undone where that is better. eps is there for a vector of equal
+numbers, the exception: its variance is 0, and 0 / 0 is not a number.
 
 Here is all of it with three numbers. The other lessons are about what happens when these two steps
 are stacked many times, and about their order.
