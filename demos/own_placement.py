@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,14 +43,27 @@ RULES = {
 }
 
 
-def picture(out: Path) -> plots.Picture:
-    """One block of the new placement."""
+def look(out: Path) -> tuple[tr.graph.Drawing, dict[str, Any]]:
+    """A picture of one block, and what flows through twelve before any training."""
     block = tr.nn.TransformerBlock(16, heads=2, placement=NormLast, rng=0)
     x = tr.Tensor(np.ones((1, 4, 16), np.float32), requires_grad=True)
     drawing = tr.draw(block(x), depth=1, title="NormLast: x + norm(F(x))", names={"x": x})
     drawing.render(out / "own-placement.svg")
-    words = "A block whose norms stand at the ends of the branches"
-    return plots.Picture("own-placement", drawing.svg(prefix="own-placement"), words)
+    model = tr.nn.TransformerLM(65, 32, 2, blocks=12, context=16, placement=NormLast, rng=0)
+    tokens, targets = np.random.default_rng(0).integers(0, 65, (2, 8, 16))
+    return drawing, tr.probe.report(model, (tokens, targets))
+
+
+def table(probes: dict[str, Any]) -> Table:
+    """The probes that have a value at every place of the stream, at five of them."""
+    places = [0, 3, 6, 9, 12]
+    rows = [
+        (f"`{name}`", *(f"{values[place]:.3g}" for place in places))
+        for name, values in probes.items()
+        if values.shape == (13,)
+    ]
+    head = ("probe", *(f"after {place} blocks" for place in places))
+    return Table(head, rows, "What flows through 12 blocks before training (`tr.probe.report`).")
 
 
 def lesson(source: text.Text, out: Path, setting: Setting) -> Section:
@@ -72,10 +86,15 @@ def lesson(source: text.Text, out: Path, setting: Setting) -> Section:
         y_range=(2.0, 4.5),
     )  # fmt: skip
     rows = [(run.label, f"{loss[name]:.3f}", f"{rms[name]:.2f}") for name, run in runs.items()]
+    drawing, probes = look(out)
+    svg, words = drawing.svg(prefix="own-placement"), "Norms stand at the ends of the branches"
+    source_of = "\n\n".join(map(inspect.getsource, (NormLast, look)))
     parts: list[Part] = [
         told(__doc__, 0),
-        Sample(inspect.getsource(NormLast), "All that a placement is."),
-        Figure([picture(out)], "The orange line is unbroken, as in Pre-LN."),
+        Sample(source_of, "All that a placement is; its picture and what the probes say of it."),
+        Figure([plots.Picture("own-placement", svg, words)],
+               "The orange line is unbroken, as in Pre-LN."),
+        table(probes),
         Figure([losses], f"{setting.blocks} blocks, learning rate {setting.lr:g}, no warm-up."),
         Table(("placement", "loss on unseen text", "RMS of the stream at the top"), rows,
               f"After {setting.steps} steps."),

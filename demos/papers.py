@@ -2,7 +2,7 @@
 
     python -m demos.papers                     lists the claims
     python -m demos.papers C5                  measures one: numbers, law, verdict, plot
-    python -m demos.papers all                 all of them; takes about ten minutes on two cores
+    python -m demos.papers all                 all of them; less than 15 minutes on two cores
     python -m demos.papers all --quick         those that need no training; less than a minute
 
 A claim is a sentence with its source, a function that measures, and conditions on the numbers
@@ -27,8 +27,9 @@ from tqdm import tqdm
 
 from demos import command, pictures, report
 from demos.claims import CLAIMS, NOT_HERE, NOT_MEASURED
-from demos.claims.claim import Claim, Verdict, judge, shown
+from demos.claims.claim import Claim, Numbers, Verdict, judge, shown
 from demos.claims.lab import Job, Lab, in_processes, train_all
+from demos.folder import alone_in
 from demos.plots import Picture
 from demos.report import Figure, Finding, Part, Section, Table
 
@@ -40,9 +41,11 @@ class Outcome:
     """A claim that has been measured in this run."""
 
     id: str
+    numbers: Numbers
     verdicts: list[Verdict]
     pictures: list[Picture]
-    seconds: float
+    cpu: float  # seconds of one core, for measuring and drawing
+    training: float  # for its trainings, some of which other claims use, too
 
     @property
     def claim(self) -> Claim:
@@ -59,13 +62,19 @@ class Outcome:
         note = [f"    {self.claim.note}"] if self.claim.note else []
         verdict = "holds" if self.holds else "DOES NOT HOLD"
         last = f"    -> {verdict}{' at this size' if self.id in NOT_HERE else ''} "
-        return "\n".join([head, *lines, *note, f"{last}({self.seconds:.1f} s)"])
+        return "\n".join([head, *lines, *note, f"{last}({self.took()})"])
+
+    def took(self) -> str:
+        """What it cost."""
+        trained = f", its trainings {self.training:.0f} s" if self.claim.jobs else ""
+        return f"{self.cpu:.1f} s of CPU{trained}"
 
     def record(self) -> dict[str, Any]:
         """The outcome as plain data."""
         return {
             "claim": self.id, "text": self.claim.text, "source": self.claim.source,
-            "setup": self.claim.setup, "holds": self.holds, "seconds": round(self.seconds, 2),
+            "setup": self.claim.setup, "holds": self.holds, "cpu_seconds": round(self.cpu, 2),
+            "training_cpu_seconds": round(self.training, 2),
             "checks": [
                 {**v._asdict(), "measured": np.asarray(v.measured, float),
                  "expected": v.expected if isinstance(v.expected, str)
@@ -77,10 +86,11 @@ class Outcome:
 
 def measured(claim_id: str, results: dict[Job, Any], out: Path) -> Outcome:
     """Measure, judge and draw one claim, given what its trainings gave."""
-    claim, start = EVERY[claim_id], time.perf_counter()
+    claim, start = EVERY[claim_id], time.process_time()
     numbers = claim.measure(Lab(results))
     verdicts, drawn = judge(claim, numbers), claim.draw(numbers, out)
-    return Outcome(claim_id, verdicts, drawn, time.perf_counter() - start)
+    cpu, training = time.process_time() - start, sum(r["cpu"] for r in results.values())
+    return Outcome(claim_id, numbers, verdicts, drawn, cpu, training)
 
 
 def run(ids: Sequence[str], with_pictures: bool, out: Path, processes: int) -> list[Section]:
@@ -96,7 +106,8 @@ def run(ids: Sequence[str], with_pictures: bool, out: Path, processes: int) -> l
             outcomes[claim_id] = outcome
             bar.write(outcome.text(), file=sys.stdout)
             bar.update()
-    drawn = pictures.all_three(Lab(results), out) if with_pictures else []
+    known = {claim_id: outcome.numbers for claim_id, outcome in outcomes.items()}
+    drawn = pictures.all_three(Lab(results), known, out) if with_pictures else []
     return [*picture_section(drawn), *(section(outcomes[claim_id]) for claim_id in ids)]
 
 
@@ -115,8 +126,8 @@ def section(outcome: Outcome) -> Section:
         (v.what, shown(v.measured), shown(v.expected), v.tolerance, "holds" if v.holds else "no")
         for v in outcome.verdicts
     ]
-    setup = f"{claim.setup[0].upper()}{claim.setup[1:]}."
-    parts: list[Part] = [f"{claim.text}.\n\n{claim.source}."]
+    setup = f"{_sentence(claim.setup)} ({outcome.took()})"
+    parts: list[Part] = [f"{claim.text}.\n\n{_sentence(claim.source)}"]
     if outcome.pictures:
         parts.append(Figure(outcome.pictures, setup))
     parts.append(Table(head, rows, "" if outcome.pictures else setup))
@@ -125,6 +136,10 @@ def section(outcome: Outcome) -> Section:
     held = f"{sum(v.holds for v in outcome.verdicts)} of {len(outcome.verdicts)} checks"
     finding = Finding(claim.text, held, outcome.holds)
     return Section(claim.id, f"{claim.id}: {claim.title}", parts, [finding], [outcome.record()])
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def not_measured() -> Section:
@@ -137,7 +152,8 @@ LEAD = """
 Each claim has a source, a way to measure it and conditions on the numbers. The numbers on this
 page were measured in one run on one machine; a claim holds if they meet its conditions.
 
-Where a law is given it was derived, not fitted (demos/laws.py). C1 to C24 are expected to hold.
+Where a law is given it was derived, not fitted (demos/laws.py). Other numbers that are expected are
+those of a paper, or of an independent implementation in PyTorch. C1 to C24 are expected to hold.
 X1, X2, ... are claims of papers that do not reproduce with models of this size, or in this setting.
 """
 
@@ -178,16 +194,12 @@ def main(argv: list[str] | None = None) -> int:
         print("\npython -m demos.papers C5, or all, or all --quick")
         return 0
     start = time.perf_counter()
-    sections = run(ids, with_pictures, args.out, args.processes)
-    report.write_records(args.out / "measurements.jsonl", sections)
-    if ids:
-        page = report.write_page(
-            args.out / "report.html",
-            "What the papers claim",
-            [*sections, not_measured()],
-            lead=LEAD,
-        )
-        print(f"page, plots and numbers: {page} ({time.perf_counter() - start:.0f} s)")
+    with command.refusals(parser), alone_in(args.out):
+        sections = run(ids, with_pictures, args.out, args.processes)
+        report.write_records(args.out / "measurements.jsonl", sections)
+        sections = [*sections, not_measured()]
+        page = report.write_page(args.out / "report.html", "What the papers claim", sections, LEAD)
+    print(f"page, plots and numbers: {page} ({time.perf_counter() - start:.0f} s)")
     return 0
 
 

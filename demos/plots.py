@@ -54,6 +54,7 @@ STYLE = {
     "lines.linewidth": 2,
     "lines.solid_capstyle": "round",
 }
+NAME_AT = 1.02  # where curves' names stand, in widths of the axes
 SANS = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 
 
@@ -114,7 +115,8 @@ def lines(
         if log:
             _log_axis(ax)
         canvas.draw()
-        _name_ends(ax, ends)
+        name_ends(ax, ends)
+        _make_room(ax)
         return saved(figure, out, name, title=title, words=words)
 
 
@@ -196,7 +198,7 @@ def power_of_ten(value: float) -> str:
     return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def _name_ends(ax: Axes, ends: list[tuple[str, float, str]]) -> None:
+def name_ends(ax: Axes, ends: list[tuple[str, float, str]]) -> None:
     """Write each curve's name right of its end, and push names apart that would touch."""
     gap = 0.062
     low, high = ax.get_ylim()
@@ -214,9 +216,20 @@ def _name_ends(ax: Axes, ends: list[tuple[str, float, str]]) -> None:
     down = np.minimum.accumulate((heights - steps)[::-1])[::-1] + steps
     for height, (_, label, colour) in zip((up + down) / 2, placed):
         ax.annotate(
-            label, (1.02, height), xycoords="axes fraction", va="center", fontsize=8.5,
+            label, (NAME_AT, height), xycoords="axes fraction", va="center", fontsize=8.5,
             color=COLOURS[colour][0], annotation_clip=False,
         )  # fmt: skip
+
+
+def _make_room(ax: Axes) -> None:
+    """Narrow the axes where numbers on its left or names on its right would be cut off."""
+    page = ax.figure.bbox.width
+    box = ax.get_position()
+    numbers = ax.yaxis.get_tightbbox()
+    left = box.x0 + (max(0.0, 4 - numbers.x0) / page if numbers is not None else 0.0)
+    names = max((text.get_window_extent().width for text in ax.texts), default=0.0) / page
+    width = min(box.x1 - left, (0.995 - names - left) / NAME_AT)
+    ax.set_position((left, box.y0, width, box.height))
 
 
 def _for_the_page(svg: str, name: str, title: str, words: str) -> str:

@@ -65,16 +65,22 @@ class Text:
 
     def unigram_entropy(self, context: int) -> float:
         """Loss on the windows of a guess from the frequency of each character in training."""
-        counts = np.bincount(self.train, minlength=len(self.symbols)) + 0.05
-        _, targets = self.windows(context)
-        return float(-np.log(counts / counts.sum())[targets].mean())
+        return self.unigram_loss(self.windows(context)[1])
 
     def bigram_entropy(self, context: int) -> float:
         """Loss on the windows of a guess that knows the character before."""
+        return self.bigram_loss(*self.windows(context))
+
+    def unigram_loss(self, targets: Ints) -> float:
+        """What the first of these guesses loses on other characters."""
+        counts = np.bincount(self.train, minlength=len(self.symbols)) + 0.05
+        return float(-np.log(counts / counts.sum())[targets].mean())
+
+    def bigram_loss(self, tokens: Ints, targets: Ints) -> float:
+        """What the second loses."""
         n = len(self.symbols)
         pairs = np.bincount(self.train[:-1] * n + self.train[1:], minlength=n * n) + 0.05
         table = pairs.reshape(n, n)
-        tokens, targets = self.windows(context)
         return float(-np.log(table / table.sum(axis=1, keepdims=True))[tokens, targets].mean())
 
 

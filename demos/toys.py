@@ -47,16 +47,20 @@ class Nothing(tr.nn.Module):
 class Toy(tr.nn.Module):
     """Branches of any kind, each in the given placement, and the final norm if it asks for one.
 
+    `each` of them make a block, of which a rule may ask which one it is.
+
     >>> toy = Toy("pre", 4, [Nothing] * 3)
     >>> [x.shape for x in toy.stream(tr.Tensor(np.ones((1, 2, 4), np.float32)))]
     [(1, 2, 4), (1, 2, 4), (1, 2, 4), (1, 2, 4)]
     """
 
-    def __init__(self, placement: Any, d_model: int, kinds: Sequence[Branch]):
+    def __init__(self, placement: Any, d_model: int, kinds: Sequence[Branch], each: int = 1):
         self.rule = rule = tr.nn.placement_class(placement)
         norm = functools.partial(tr.nn.LayerNorm, d_model, eps=1e-6, affine=False)
+        whole = {"total": len(kinds), "blocks": len(kinds) // each}
         self.sublayers = [
-            rule(kind(), norm, index=i + 1, total=len(kinds)) for i, kind in enumerate(kinds)
+            rule(kind(), norm, index=i + 1, block=i // each + 1, **whole)
+            for i, kind in enumerate(kinds)
         ]
         self.first_norm = norm() if rule.first_norm else None
         self.final_norm = norm() if rule.final_norm else None
@@ -102,7 +106,7 @@ def xiong_stack(placement: str, blocks: int, d: int, seed: int = 0) -> Toy:
         lambda: TokenMean(d, rng=rng),
         lambda: tr.nn.FeedForward(d, d, rng=rng),
     ]
-    return Toy(placement, d, kinds * blocks)
+    return Toy(placement, d, kinds * blocks, each=2)
 
 
 def gaussian(shape: tuple[int, ...], seed: int) -> tr.Tensor:

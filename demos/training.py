@@ -149,6 +149,11 @@ def make_task(setting: Setting, text: Text | None = None) -> Task:
     return Characters(text, setting.context, setting.batch)
 
 
+def drawing_batches(setting: Setting) -> np.random.Generator:
+    """What draws a run's batches: every placement gets the same ones."""
+    return np.random.default_rng([setting.seed, 1])
+
+
 class Trainer:
     """A model on its way: `step()` takes one step, `state()` is all that the next one needs."""
 
@@ -160,7 +165,7 @@ class Trainer:
         )  # fmt: skip
         betas = setting.beta1, setting.beta2
         self.optimizer = tr.optim.Adam(self.model.parameters(), setting.lr, betas=betas)
-        self.rng = np.random.default_rng([setting.seed, 1])
+        self.rng = drawing_batches(setting)
         self.done = 0
 
     def step(self) -> dict[str, float]:

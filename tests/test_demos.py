@@ -200,6 +200,13 @@ def test_own_placement_trains_and_is_drawn(source: text.Text, tmp_path: Path) ->
     assert [r["placement"] for r in section.records] == ["NormLast", "Pre-LN", "Post-LN"]
     assert len({r["val_loss"] for r in section.records}) == 3
     assert (tmp_path / "own-placement.svg").exists()
+    shown = next(part.text for part in section.parts if isinstance(part, report.Sample))
+    assert "tr.draw(" in shown and "tr.probe.report(" in shown
+    assert sum(bool(line.strip()) for line in shown.splitlines()) <= 20
+    probes = next(part for part in section.parts if isinstance(part, report.Table))
+    assert [row[0] for row in probes.rows] == [
+        "`stream_rms`", "`token_cosine`", "`stream_gradient`", "`conserved_product`"
+    ]  # fmt: skip
 
 
 # ---------------------------------------------------------------- text

@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
-import demos.claims.lab as lab_module
 from demos import laws, papers, pictures, plots
 from demos.claims import CLAIMS, NOT_HERE, decoders, feed_forward, inside, training, xiong, zoo
+from demos.claims import lab as lab_module
 from demos.claims.claim import Between, Claim, Near, judge
-from demos.claims.lab import Job, Lab, train_all, work
-from demos.training import Setting
+from demos.claims.lab import Job, Lab, guesses, task_of, train_all, work
+from demos.training import Setting, Trainer
 
 
 def failed(claim, numbers):
@@ -128,6 +128,7 @@ SMALL = {
     "C8": (feed_forward.shifts, {"d": 48, "depths": (1, 2, 32), "seeds": 2}),
     "C9": (zoo.admin, {"blocks": 2, "seeds": 1}),
     "C10": (zoo.hyper, {"blocks": 2}),
+    "C11": (inside.updates, {"depths": (1, 2), "most": 1}),
     "C22": (feed_forward.shortcuts, {}),
 }
 
@@ -161,17 +162,46 @@ def made_up(finals):
 
 
 def test_verdicts_on_trainings_follow_their_losses(tmp_path):
-    warm, entropies = training.WARM, lab_module.entropies(training.BASE)
-    unigram, bigram = entropies
-    assert bigram < unigram
-    good = {"post": unigram, "post warm": bigram + 0.1, "pre": bigram - 0.3}
-    as_claimed = CLAIMS["C13"].measure(made_up([(warm[name], v) for name, v in good.items()]))
+    tables = {**training.WARM, **training.WARM_REVERSE}
+    unigram, bigram = guesses(training.WARM["post"][0].setting)
+    assert bigram < unigram - 0.5
+    good = {"post": unigram, "post warm": 2.45, "pre": 2.2, "reverse post": training.CHANCE,
+            "reverse post warm": 0.01, "reverse pre": 1e-4}  # fmt: skip
+    bad = {**dict.fromkeys(good, unigram), "post": bigram, "reverse post": 0.1}
+    as_claimed = CLAIMS["C13"].measure(made_up([(tables[name], v) for name, v in good.items()]))
     assert failed(CLAIMS["C13"], as_claimed) == []
-    assert CLAIMS["C13"].draw(as_claimed, tmp_path)
+    assert len(CLAIMS["C13"].draw(as_claimed, tmp_path)) == 2
     for name in good:
-        other = {**good, name: unigram if name != "post" else bigram}
-        numbers = CLAIMS["C13"].measure(made_up([(warm[n], v) for n, v in other.items()]))
+        other = {**good, name: bad[name]}
+        numbers = CLAIMS["C13"].measure(made_up([(tables[n], v) for n, v in other.items()]))
         assert len(failed(CLAIMS["C13"], numbers)) == 1
+
+
+def test_guesses_are_those_on_the_batches_of_the_last_steps():
+    setting = Setting(blocks=1, d_model=8, heads=2, d_ff=8, context=8, batch=4, steps=25)
+    trainer, losses = Trainer(setting, task_of(setting)), []
+    text = trainer.task.text
+    seen = trainer.task.batch
+    trainer.task.batch = lambda rng: losses.append(seen(rng)) or losses[-1]
+    for _ in range(setting.steps):
+        trainer.step()
+    unigram = np.mean([text.unigram_loss(targets) for _, targets in losses[5:]])
+    bigram = np.mean([text.bigram_loss(*batch) for batch in losses[5:]])
+    assert guesses(setting) == pytest.approx((unigram, bigram))
+
+
+def test_no_training_is_run_twice_or_begun_twice(monkeypatch):
+    setting = Setting(blocks=1, d_model=8, heads=2, d_ff=8, context=4, batch=2, steps=30)
+    short, longer, watched = Job(setting), Job(setting.but(steps=40)), Job(setting, "collapse")
+    others = [Job(setting.but(seed=1)), Job(setting.but(schedule="cosine")),
+              Job(setting.but(schedule="cosine", steps=40))]  # fmt: skip
+    run = []
+    monkeypatch.setattr(lab_module, "work", lambda job: run.append(job) or work(job))
+    results = train_all([short, longer, watched, *others], processes=1)
+    assert set(run) == {longer, watched, *others} and len(run) == 5
+    alone = work(short)
+    assert results[short]["losses"] == alone["losses"] and results[short]["final"] == alone["final"]
+    assert "early" in results[watched] and results[short]["cpu"] > 0
 
 
 def test_every_claim_has_what_it_needs():
@@ -196,11 +226,11 @@ def test_a_job_trains_and_looks_inside():
     assert ablation["ablation"].shape == (2,)
     exploding = Job(setting.but(placement="residual", lr=1e30))
     diverged = train_all([exploding], processes=1)[exploding]
-    assert diverged["diverged"] and diverged["final"] == float("inf")
+    assert len(diverged["losses"]) < 6 and diverged["final"] == float("inf")
 
 
 def test_pictures_are_drawn_from_what_is_measured(tmp_path):
-    tables = [*pictures.CONTRAST.values(), *pictures.COPYING.values()]
+    tables = [*pictures.CONTRAST.values(), *training.COPYING.values()]
     lab = made_up([(jobs, 1.0 + 0.1 * i) for i, jobs in enumerate(tables)])
     for job in inside.MECHANISM.values():
         lab.results[job] = {
@@ -215,12 +245,13 @@ def test_pictures_are_drawn_from_what_is_measured(tmp_path):
                 for step, cosine in ((0, 0.1), (250, 0.9))
             ]
         }
-    drawn = [
-        pictures.gradient_travel(feed_forward.journey(lab, d=16, blocks=18, seeds=1), tmp_path),
-        pictures.token_collapse(lab, tmp_path, blocks=2),
-        pictures.training_contrast(lab, tmp_path),
-        pictures.copying(lab, tmp_path),
-    ]
+    known = {
+        "C5": feed_forward.journey(lab, d=16, blocks=18, seeds=1),
+        "C17": {(rule, 24): np.linspace(0, 0.9, 25) for rule in zoo.COLLAPSE},
+    }
+    drawn = pictures.all_three(lab, known, tmp_path)
+    names = ["gradient-travel", "token-collapse", "training-contrast", "copying"]
+    assert [picture.name for picture in drawn] == names
     assert "Identical rate for all" in drawn[2].svg and "not tuned" in drawn[2].svg
     assert "unigram" in drawn[2].svg and "bigram" in drawn[2].svg
     for picture in drawn:

@@ -54,7 +54,7 @@ class Near:
         else:
             # Written so that a value which is not a number does not hold.
             holds = bool(np.all(abs(m - e) <= self.rel * abs(e) + self.within))
-            parts = [f"{100 * self.rel:g} %"] if self.rel else []
+            parts = [f"{100 * self.rel:g}\N{NO-BREAK SPACE}%"] if self.rel else []
             parts += [f"{self.within:g}"] if self.within else []
             tolerance = "within " + " + ".join(parts) if parts else "exactly"
         return Verdict(self.what, measured, expected, tolerance, holds)

@@ -117,6 +117,8 @@ C6 = Claim(
                 high=-0.1),
     ],
     draw_figure_3,
+    note="How large the last one is depends on the text: 2.3 on this one, 1.74 on the GNU GPL, a "
+    "text of 35,000 characters (6-6, 6 seeds).",
 )  # fmt: skip
 
 
@@ -145,7 +147,7 @@ def crossing(lab: Lab, blocks: int = 18, seeds: int = 3) -> Numbers:
         "frozen": np.array([frozen_factor(v) for v in VARIANCES]),
         "decoder": decoder,
         "per block": (decoder[0] / decoder[-1]) ** (1 / (blocks - 1)),
-        "alone": observed("w2", "post", blocks, seeds),
+        "alone": observed("w2", "post", blocks, 5),
         "encoder": w2_gradients("post", blocks, seeds)["encoder"],
     }
 
@@ -168,17 +170,19 @@ C7 = Claim(
     "Gradients vanish in Post-LN decoders, and only there: cross-attention adds what no gradient "
     "comes back through",
     "Liu et al. 2020, sec. 3.1; law L5",
-    f"{SETUP}; 18-18, 3 seeds; against a decoder alone (d_ff = 512) of 18 blocks",
+    f"{SETUP}; 18-18, 3 seeds; against a decoder alone (d_ff = 512) of 18 blocks, 5 seeds",
     crossing,
     [
         Near("frozen branch of variance 0.5 and 1: factor a sublayer", lambda n: n["frozen"],
              lambda n: n["law"], rel=0.02),
         Near("18-18 decoder, last / first", lambda n: 1 / _fall(n["decoder"]), 390,
              factor=2),
-        Between("decoder alone, first / last", lambda n: _fall(n["alone"]), 0.5, 1.5),
-        Near("encoder, first / last", lambda n: _fall(n["encoder"]), 0.92, factor=2),
+        Between("decoder alone, first / last", lambda n: _fall(n["alone"]), 0.7, 1.1),
+        Near("encoder, first / last: level", lambda n: _fall(n["encoder"]), 1.0, factor=1.5),
     ],
     draw_crossing,
+    note="One seed's decoder ratio lies between 200 and 1,100 (8 seeds, of which the means have "
+    "420), one seed's encoder ratio between 0.36 and 1.1.",
 )  # fmt: skip
 
 CLAIMS = [C6, C7]

@@ -12,38 +12,39 @@ import tinyres as tr
 from demos import laws, plots
 from demos.claims.claim import Between, Claim, Near, Numbers
 from demos.claims.lab import Job, Lab, probe_batch, task_of
-from demos.claims.training import BASE, SETUP, seeds
+from demos.claims.training import BASE, SETUP, TWELVE, seeds
 from demos.training import Setting, Trainer
 
 # ---------------------------------------------------------------- C11
 
+DEPTHS = (6, 12, 24, 48)
+UPDATED = {"post": 8, "deepnorm": 4, "keel": 2, "pre": 2}  # seeds: Post-LN's differ most
 
-def updates(lab: Lab, depths: tuple[int, ...] = (6, 12, 24, 48), seeds: int = 4) -> Numbers:
-    def mean(*what: Any) -> np.ndarray:
-        found = [[first_updates(*what, L, seed) for seed in range(seeds)] for L in depths]
+
+def updates(lab: Lab, depths: tuple[int, ...] = DEPTHS, most: int = 8) -> Numbers:
+    def mean(count: int, *what: Any) -> np.ndarray:
+        found = [[first_updates(*what, L, seed) for seed in range(count)] for L in depths]
         return np.mean(found, axis=1)
 
     n: Numbers = {"depths": depths}
-    for rule in ("post", "deepnorm", "keel", "pre"):
-        n[rule], n[f"sgd {rule}"] = mean(rule, True).T
+    for rule, count in UPDATED.items():
+        n[rule], n[f"sgd {rule}"] = mean(min(count, most), rule, True).T
         n[f"slope {rule}"] = laws.slope(depths, n[rule])
-    n["sgd everything"] = mean("deepnorm", False)[:, 1]
+    n["sgd everything"] = mean(min(2, most), "deepnorm", False)[:, 1]
     return n
 
 
 def first_updates(rule: str, only_matrices: bool, blocks: int, seed: int) -> list[float]:
     """RMS change of the stack's output after one step of Adam at 1e-4; of SGD at 0.1."""
     setting = Setting(placement=rule, blocks=blocks, heads=2, d_ff=128, seed=seed)
+    trainer = Trainer(setting, task_of(setting))
+    model, batch = trainer.model, probe_batch(trainer, 16)
+    start = model.state_dict()
+    model.loss(*trainer.task.batch(trainer.rng)).backward()
+    moved = [p for p in model.parameters() if p.ndim == 2 or not only_matrices]
     changes = []
-    for make in (
-        lambda params: tr.optim.Adam(params, 1e-4, betas=(0.9, 0.98)),
-        lambda params: tr.optim.SGD(params, 0.1),
-    ):
-        trainer = Trainer(setting, task_of(setting))
-        model, batch = trainer.model, probe_batch(trainer, 16)
-        start = model.state_dict()
-        optimizer = make([p for p in model.parameters() if p.ndim == 2 or not only_matrices])
-        model.loss(*trainer.task.batch(trainer.rng)).backward()
+    for optimizer in (tr.optim.Adam(moved, 1e-4, betas=(0.9, 0.98)), tr.optim.SGD(moved, 0.1)):
+        model.load_state_dict(start)
         optimizer.step()
         changes.append(tr.probe.model_update(model, batch, start))
     return changes
@@ -69,18 +70,20 @@ C11 = Claim(
     "The first update",
     "The first update of a Post-LN model explodes with depth; DeepNorm bounds it, for SGD",
     "Wang et al. 2022, DeepNet, Fig. 5 and Thm. 4.2",
-    f"{SETUP}, 2 heads; 6 to 48 blocks, one step of all matrices, by Adam at 1e-4 or SGD at 0.1, "
-    "4 seeds",
+    f"{SETUP}, but 2 heads, d_ff = 128; 6 to 48 blocks, one step of all matrices, by Adam at 1e-4 "
+    "or SGD at 0.1; 8 seeds of Post-LN, 4 of DeepNorm, 2 of the others",
     updates,
     [
-        Near("SGD, DeepNorm, by depth", lambda n: n["sgd deepnorm"],
-             lambda n: np.mean(n["sgd deepnorm"]), rel=0.25),
+        Near("Adam, Post-LN, by depth", lambda n: n["post"], [0.095, 0.21, 0.43, 0.68], rel=0.25),
+        Near("Adam, Post-LN, 48 blocks / 6 blocks", lambda n: n["post"][-1] / n["post"][0], 7.2,
+             rel=0.25),
+        Near("Adam, DeepNorm, by depth", lambda n: n["deepnorm"], [0.0076, 0.0107, 0.0148, 0.0219],
+             rel=0.25),
         Near("Adam, DeepNorm: exponent over depth", lambda n: n["slope deepnorm"], 0.47,
              rel=0.25),
-        Near("Adam, Post-LN, 48 blocks / 6 blocks", lambda n: n["post"][-1] / n["post"][0], 7,
-             factor=2),
-        Between("Adam, Keel: exponent over depth", lambda n: n["slope keel"], -0.15, 0.15),
-        Between("Adam, DeepNorm / Post-LN", lambda n: n["deepnorm"] / n["post"], high=0.1),
+        Near("Adam, Keel, by depth: flat", lambda n: n["keel"], 0.0094, rel=0.25),
+        Near("SGD, DeepNorm, by depth: flat", lambda n: n["sgd deepnorm"],
+             [0.0253, 0.0235, 0.0237, 0.0234], rel=0.25),
         Between("SGD, DeepNorm, when gains, offsets and biases are trained, too: 48 / 6 blocks",
                 lambda n: n["sgd everything"][-1] / n["sgd everything"][0], low=3),
     ],
@@ -89,7 +92,8 @@ C11 = Claim(
     note="The bound by a constant is a statement on SGD. Under Adam, whose steps do not shrink "
     "with the gradient, DeepNorm's first update grows about as sqrt(depth), from a low start. And "
     "it speaks of matrices: the gradients of the norms' offsets point the same way in every block, "
-    "so that a step of theirs moves the output in proportion to depth.",
+    "so that a step of theirs moves the output in proportion to depth. Post-LN's growth differs "
+    "from seed to seed, between 2.4 and 10: a mean over 8 is needed to know it to 25 %.",
 )  # fmt: skip
 
 
@@ -102,6 +106,7 @@ MECHANISM = {
     "pre": Job(EIGHT.but(placement="pre"), "collapse"),
     "deepnorm": Job(EIGHT.but(placement="deepnorm"), "collapse"),
 }
+OPEN = ("pre", "deepnorm", "post warm")  # whose tokens come apart again
 
 
 def mechanism(lab: Lab) -> Numbers:
@@ -145,24 +150,22 @@ C14 = Claim(
     "How Post-LN fails: the first steps change the output at once, all tokens become the same, "
     "and the gradient below dies; Pre-LN and DeepNorm come out again",
     "Wang et al. 2022, DeepNet, Fig. 4, with the tokens looked at",
-    f"{SETUP}; 8 blocks, lr 3e-3, no warm-up (or 100 steps), one seed",
+    f"{SETUP}; 8 blocks, d_ff = 128, lr 3e-3, no warm-up (or 100 steps), one seed",
     mechanism,
     [
         Between("Post-LN: token cosine at step 5", at("post", "cosine", 5), low=0.999),
-        Between("Post-LN: gradient of the first W2, step 20 / step 0",
-                lambda n: at("post", "w2", 20)(n) / at("post", "w2", 0)(n), high=0.01),
+        Between("Post-LN: gradient of the first W2 at step 20", at("post", "w2", 20), high=1e-3),
         Between("Pre-LN and DeepNorm: the same",
-                lambda n: [at(r, "w2", 20)(n) / at(r, "w2", 0)(n) for r in ("pre", "deepnorm")],
-                low=0.01),
-        Between("token cosine at step 250, Post-LN", at("post", "cosine", 250), low=0.999),
-        Between("Pre-LN and DeepNorm",
-                lambda n: [at(r, "cosine", 250)(n) for r in ("pre", "deepnorm")], high=0.9),
-        Between("1 - cosine at step 250, Post-LN with warm-up / without",
-                lambda n: (1 - at("post warm", "cosine", 250)(n))
-                / (1 - at("post", "cosine", 250)(n)), low=100),
+                lambda n: [at(rule, "w2", 20)(n) for rule in ("pre", "deepnorm")], low=1e-2),
+        Between("Post-LN: token cosine at step 250", at("post", "cosine", 250), low=0.999),
+        Between("Pre-LN, DeepNorm and Post-LN with warm-up: the same",
+                lambda n: [at(rule, "cosine", 250)(n) for rule in OPEN], high=0.9),
     ],
     draw_mechanism,
     jobs=list(MECHANISM.values()),
+    note="With 6 blocks the first steps do the same (d_ff = 256, three seeds: cosine above 0.9998 "
+    "at step 5, gradient below 1e-3 at step 20), but on this text some seeds of so shallow a "
+    "Post-LN begin to come out again after 100 steps.",
 )  # fmt: skip
 
 
@@ -206,17 +209,25 @@ C18 = Claim(
     "The curse of depth",
     "The upper blocks of a trained Pre-LN matter little; DeepNorm's matter more evenly",
     "Sun et al. 2025, The curse of depth; Gromov et al. 2024",
-    f"{SETUP}; 12 blocks, lr 3e-3, 400 steps, 2 seeds; one block left out at a time",
+    f"{TWELVE}, lr 3e-3, 400 steps, 2 seeds; one block left out at a time, on 256 windows of "
+    "unseen text",
     usefulness("pre", "deepnorm"),
     [
-        Between("Pre-LN, upper six blocks, loss gained by each", lambda n: n["pre"][6:], high=0.1),
-        Between("Pre-LN, first block / mean of the upper six",
-                lambda n: n["pre"][0] / n["pre"][6:].mean(), low=8),
-        Between("DeepNorm, the same", lambda n: n["deepnorm"][0] / n["deepnorm"][6:].mean(),
-                high=8),
+        Between("Pre-LN, loss gained by each of the upper six blocks", lambda n: n["pre"][6:],
+                high=0.05),
+        Between("the same, relative to the first block", lambda n: n["pre"][6:] / n["pre"][0],
+                high=2 * 0.05 / 0.8),
+        Between("DeepNorm, relative to its first block, each of the upper six",
+                lambda n: n["deepnorm"][6:] / n["deepnorm"][0], low=0.5 * 0.03 / 0.25),
+        Between("upper six together, DeepNorm / Pre-LN",
+                lambda n: n["deepnorm"][6:].sum() / n["pre"][6:].sum(), low=1.5),
     ],
     draw_usefulness("C18"),
     jobs=[*TRAINED["pre"], *TRAINED["deepnorm"]],
+    note="How many nats a block is worth depends on the text. Of one of 35,000 characters, the GNU "
+    "GPL, which 400 steps begin to learn by heart, Pre-LN's first block is worth 0.8 to 1.2, the "
+    "upper ones up to 0.07, DeepNorm's upper ones 0.03 to 0.15. Here, where the text is 36 times "
+    "as long, all of them are worth two or three times less; what one finds again are the ratios.",
 )  # fmt: skip
 
 X3 = Claim(
@@ -224,7 +235,8 @@ X3 = Claim(
     "LayerNorm Scaling and the upper blocks",
     "LayerNorm Scaling makes the upper blocks useful",
     "Sun et al. 2025, The curse of depth",
-    f"{SETUP}; 12 blocks, lr 3e-3, 400 steps, 2 seeds; one block left out at a time",
+    f"{TWELVE}, lr 3e-3, 400 steps, 2 seeds; one block left out at a time, on 256 windows of "
+    "unseen text",
     usefulness("pre", "lns"),
     [
         Between("mean of the upper six, LayerNorm Scaling / Pre-LN",

@@ -6,6 +6,7 @@ import concurrent.futures
 import functools
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from tqdm import tqdm
 
 import tinyres as tr
 from demos import text
-from demos.training import Reverse, Setting, Trainer, make_task
+from demos.training import Recall, Setting, Trainer, drawing_batches, make_task
 
 LAST = 20  # a run's final loss is the mean over so many last steps
 EARLY = (0, 1, 2, 3, 4, 5, 10, 20, 40, 60)  # steps at which a watched run is looked at
@@ -31,6 +32,12 @@ class Job:
     setting: Setting
     watch: str = ""
 
+    def gives(self, other: Job) -> bool:
+        """Whether the other's losses are the first of this one's."""
+        begun = self.setting.but(steps=other.setting.steps)
+        longer = self.setting.steps >= other.setting.steps and begun.schedule == "constant"
+        return self == other or (begun == other.setting and longer and not other.watch)
+
 
 @functools.cache
 def source(file: str | None) -> text.Text:
@@ -45,28 +52,38 @@ def task_of(setting: Setting) -> Any:
 
 def work(job: Job) -> dict[str, Any]:
     """Train, and return losses and what was looked at, as plain data."""
+    start = time.process_time()
     trainer = Trainer(job.setting, task_of(job.setting))
-    result: dict[str, Any] = {"losses": [], "early": [], "diverged": False}
+    result: dict[str, Any] = {"losses": [], "early": []}
     batch = probe_batch(trainer)
     trainer.model.stack.profile(trainer.model.embed(batch[0]))
-    start = trainer.model.state_dict()
+    before = trainer.model.state_dict()
     for step in range(job.setting.steps):
         if job.watch == "collapse" and step in EARLY:
-            result["early"].append({"step": step, **inside(trainer, batch, start)})
+            result["early"].append({"step": step, **inside(trainer, batch, before)})
         try:
             result["losses"].append(trainer.step()["loss"])
         except FloatingPointError:
-            result["diverged"] = True
             break
-    result["final"] = (
-        float("inf") if result["diverged"] else float(np.mean(result["losses"][-LAST:]))
-    )
     if job.watch == "collapse":
-        result["early"].append({"step": trainer.done, **inside(trainer, batch, start)})
+        result["early"].append({"step": trainer.done, **inside(trainer, batch, before)})
     if job.watch == "ablation":
-        result["ablation"] = tr.probe.ablation(trainer.model, batch)
-        result["influence"] = 1 - tr.probe.neighbour_cosine(trainer.model, batch)
+        result["ablation"] = tr.probe.ablation(trainer.model, probe_batch(trainer, 256))
+    result["final"] = final(result["losses"], job.setting.steps)
+    result["cpu"] = time.process_time() - start
     return result
+
+
+def final(losses: Sequence[float], steps: int) -> float:
+    """The mean of the last losses; infinite for a run that did not get that far."""
+    return float(np.mean(losses[steps - LAST : steps])) if len(losses) >= steps else float("inf")
+
+
+def beginning(result: dict[str, Any], steps: int) -> dict[str, Any]:
+    """What a training would have given that had ended after so many steps."""
+    losses = result["losses"][:steps]
+    share = steps / max(len(result["losses"]), steps)
+    return {"losses": losses, "final": final(losses, steps), "cpu": share * result["cpu"]}
 
 
 def probe_batch(trainer: Trainer, rows: int = 64) -> tuple[Any, Any]:
@@ -106,15 +123,20 @@ class Lab:
 
 
 def train_all(jobs: Iterable[Job], processes: int = 2) -> dict[Job, dict[str, Any]]:
-    """Run each of the jobs once, the long ones first, under a progress bar."""
-    ordered = sorted(set(jobs), key=cost, reverse=True)
+    """What each job gives, under a progress bar; no training is run twice, or begun twice."""
+    wanted = set(jobs)
+    needed = [job for job in wanted if not any(o.gives(job) for o in wanted if o != job)]
+    needed.sort(key=cost, reverse=True)  # the long ones first
     results = {}
     # disable=None: no bar where the output is not a terminal
-    with tqdm(total=sum(map(cost, ordered)), desc="trainings", unit=" block steps",
+    with tqdm(total=sum(map(cost, needed)), desc="trainings", unit=" block steps",
               unit_scale=True, leave=False, disable=None) as bar:  # fmt: skip
-        for job, result in in_processes(work, [(job,) for job in ordered], processes):
-            results[job[0]] = result
-            bar.update(cost(job[0]))
+        for (job,), result in in_processes(work, [(job,) for job in needed], processes):
+            results[job] = result
+            bar.update(cost(job))
+    for job in wanted - results.keys():
+        longer = next(results[other] for other in needed if other.gives(job))
+        results[job] = beginning(longer, job.setting.steps)
     return results
 
 
@@ -145,4 +167,16 @@ def entropies(setting: Setting) -> tuple[float, float]:
     return of.unigram_entropy(setting.context), of.bigram_entropy(setting.context)
 
 
-CHANCE = float(np.log(Reverse.symbols))
+@functools.cache
+def guesses(setting: Setting) -> tuple[float, float]:
+    """What unigram and bigram guess lose on the batches that a final loss is the mean of.
+
+    Some batches are easier than others; against these a final loss is free of that noise.
+    """
+    task, rng = task_of(setting), drawing_batches(setting)
+    last = [task.batch(rng) for _ in range(setting.steps)][-LAST:]
+    tokens, targets = (np.concatenate(arrays) for arrays in zip(*last))
+    return task.text.unigram_loss(targets), task.text.bigram_loss(tokens, targets)
+
+
+CHANCE = float(np.log(Recall.symbols))

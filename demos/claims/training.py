@@ -11,23 +11,48 @@ import numpy as np
 import tinyres as tr
 from demos import plots, toys
 from demos.claims.claim import Between, Claim, Near, Numbers
-from demos.claims.lab import CHANCE, Job, Lab, entropies
+from demos.claims.lab import CHANCE, Job, Lab, entropies, guesses
 from demos.claims.zoo import observed
 from demos.training import Setting
 
-BASE = Setting(blocks=12, d_ff=128, steps=250)  # d = 64, lr 3e-3, no warm-up
-TOUR = BASE.but(blocks=6)
+TOUR = Setting()  # 6 blocks, d_ff = 256, lr 3e-3, no warm-up, 300 steps
+BASE = Setting(blocks=12, d_ff=128, steps=250)
 REVERSE = BASE.but(task="reverse", steps=300)
+COPY = BASE.but(task="copy", blocks=8, steps=400)
 SETUP = (
-    "character model on Python's standard library, d = 64, 4 heads, d_ff = 128, 32 characters, "
-    "batch 16, Adam (0.9, 0.98)"
+    "character model on Python's standard library, d = 64, 4 heads, 32 characters, batch 16, "
+    "Adam (0.9, 0.98)"
 )
+SIX = f"{SETUP}; 6 blocks, d_ff = 256"
+TWELVE = f"{SETUP}; 12 blocks, d_ff = 128"
+RECALL = "16 random symbols of 16 kinds, then the same symbols"
 FINAL = "final = mean training loss of the last 20 steps, in nats"
+STUCK = 0.12  # a stack that is no further than this below the unigram guess is stuck
 
 
 def seeds(setting: Setting, count: int, watch: str = "") -> list[Job]:
     """The same training with several seeds."""
     return [Job(setting.but(seed=seed), watch) for seed in range(count)]
+
+
+def jobs_of(*tables: dict[str, list[Job]]) -> list[Job]:
+    """All jobs of some tables."""
+    return [job for table in tables for jobs in table.values() for job in jobs]
+
+
+def runs_of(lab: Lab, table: dict[str, list[Job]]) -> Numbers:
+    """Of each entry of a table: final losses, loss curves, and how the losses compare to guesses.
+
+    "name - unigram" is the final loss less what the unigram guess loses on the same batches.
+    """
+    n: Numbers = {}
+    for name, jobs in table.items():
+        n[name] = np.array(lab.finals(jobs))
+        n[f"runs {name}"] = [lab.result(job)["losses"] for job in jobs]
+        if jobs[0].setting.task == "chars":
+            unigram, bigram = np.array([guesses(job.setting) for job in jobs]).T
+            n[f"{name} - unigram"], n[f"{name} - bigram"] = n[name] - unigram, n[name] - bigram
+    return n
 
 
 def losses_picture(
@@ -50,18 +75,18 @@ def text_levels() -> list[tuple[str, float]]:
     return [("unigram", unigram), ("bigram", bigram)]
 
 
-# ---------------------------------------------------------------- C12, C13
+def _each(*names: str) -> Any:
+    return lambda n: [n[name] for name in names]
+
+
+# ---------------------------------------------------------------- C12
 
 POST_INIT = {rule: seeds(BASE.but(placement=rule), 3) for rule in ("post", "post_init", "pre")}
 
 
 def post_init(lab: Lab) -> Numbers:
-    n: Numbers = {rule: observed("w2", rule, 12, 5) for rule in ("post", "post_init")}
-    for rule, jobs in POST_INIT.items():
-        n[f"final {rule}"] = lab.finals(jobs)
-        n[f"runs {rule}"] = [lab.result(job)["losses"] for job in jobs]
-    n["unigram"], n["bigram"] = entropies(BASE)
-    return n
+    n = runs_of(lab, POST_INIT)
+    return n | {f"w2 {rule}": observed("w2", rule, 12, 5) for rule in ("post", "post_init")}
 
 
 def draw_post_init(n: Numbers, out: Path) -> list[plots.Picture]:
@@ -78,48 +103,58 @@ C12 = Claim(
     "Post-LN with smaller lower matrices trains where Post-LN sticks, although its last gradient "
     "is as large: exploding gradients are not the root of the trouble",
     "Wang et al. 2022, DeepNet, Fig. 3",
-    f"{SETUP}; 12 blocks, lr 3e-3, no warm-up, 250 steps, 3 seeds; {FINAL}",
+    f"{TWELVE}, lr 3e-3, no warm-up, 250 steps, 3 seeds; {FINAL}; gradients at initialisation: "
+    "random tokens, d = 128, 5 seeds",
     post_init,
     [
         Near("gradient of the last W2 at initialisation (Post-LN-init, Post-LN)",
-             lambda n: [n["post_init"][-1], n["post"][-1]], [0.78, 0.89], rel=0.15),
-        Between("final loss over the unigram entropy, Post-LN",
-                lambda n: np.array(n["final post"]) - n["unigram"], -0.15, 0.3),
-        Between("final loss over the bigram entropy, Post-LN-init",
-                lambda n: np.array(n["final post_init"]) - n["bigram"], high=0.0),
+             lambda n: [n["w2 post_init"][-1], n["w2 post"][-1]], [0.78, 0.89], rel=0.1),
+        Near("gradient of the first W2, Post-LN-init", lambda n: n["w2 post_init"][0], 0.09,
+             rel=0.1),
+        Between("final loss over the unigram guess, Post-LN", lambda n: n["post - unigram"],
+                -STUCK, STUCK),
+        Between("final loss over the bigram guess, Post-LN-init", lambda n: n["post_init - bigram"],
+                high=0.0),
+        Between("final loss over Pre-LN's, Post-LN-init", lambda n: n["post_init"] - n["pre"],
+                high=0.0),
     ],
     draw_post_init,
-    jobs=[job for jobs in POST_INIT.values() for job in jobs],
+    jobs=jobs_of(POST_INIT),
 )  # fmt: skip
+
+# ---------------------------------------------------------------- C13, C16
 
 WARM = {
     "post": seeds(TOUR.but(placement="post"), 5),
     "post warm": seeds(TOUR.but(placement="post", warmup=100), 5),
     "pre": seeds(TOUR.but(placement="pre"), 5),
 }
-
-
-def runs_of(lab: Lab, table: dict[str, list[Job]]) -> Numbers:
-    """Final losses and loss curves of each entry of a table of jobs."""
-    n: Numbers = {}
-    for name, jobs in table.items():
-        n[name] = np.array(lab.finals(jobs))
-        n[f"runs {name}"] = [lab.result(job)["losses"] for job in jobs]
-    n["unigram"], n["bigram"] = entropies(BASE)
-    return n
-
-
-def way(n: Numbers, name: str) -> Any:
-    """How far a loss has come on the way from the unigram (0) to the bigram entropy (1)."""
-    return (n["unigram"] - n[name]) / (n["unigram"] - n["bigram"])
+WARM_REVERSE = {
+    f"reverse {name}": seeds(REVERSE.but(blocks=6, **changes), 3)
+    for name, changes in {
+        "post": {"placement": "post"},
+        "post warm": {"placement": "post", "warmup": 100},
+        "pre": {"placement": "pre"},
+    }.items()
+}
 
 
 def draw_warm(n: Numbers, out: Path) -> list[plots.Picture]:
-    curves = {"Post-LN": ("post", "-", n["runs post"]), "Pre-LN": ("pre", "-", n["runs pre"]),
-              "Post-LN, warm-up": ("warm", "--", n["runs post warm"])}  # fmt: skip
-    return [losses_picture(out, "C13", curves, title="Training loss, 6 blocks",
-                           words="Post-LN needs warm-up, Pre-LN does not",
-                           levels=text_levels(), y_range=(1.5, 4.5))]  # fmt: skip
+    def curves(prefix: str) -> dict[str, tuple[str, str, Any]]:
+        return {
+            "Post-LN": ("post", "-", n[f"runs {prefix}post"]),
+            "Pre-LN": ("pre", "-", n[f"runs {prefix}pre"]),
+            "Post-LN, warm-up": ("warm", "--", n[f"runs {prefix}post warm"]),
+        }
+
+    return [
+        losses_picture(out, "C13-text", curves(""), title="Predicting text, 6 blocks",
+                       words="Post-LN needs warm-up, Pre-LN does not",
+                       levels=text_levels(), y_range=(1.5, 4.5)),
+        losses_picture(out, "C13-reverse", curves("reverse "), levels=[("chance", CHANCE)],
+                       title="Saying 16 symbols backwards, 6 blocks", y_range=(0, 4),
+                       words="Warm-up makes all the difference to Post-LN"),
+    ]  # fmt: skip
 
 
 C13 = Claim(
@@ -127,22 +162,54 @@ C13 = Claim(
     "Warm-up",
     "Post-LN needs warm-up, Pre-LN does not",
     "Xiong et al. 2020, sec. 3.2 and 4",
-    f"{SETUP}; 6 blocks, lr 3e-3, 250 steps, warm-up of 100 or none, 5 seeds; {FINAL}",
-    lambda lab: runs_of(lab, WARM),
+    f"{SIX}, lr 3e-3, 300 steps, warm-up of 100 or none, 5 seeds; {RECALL} backwards, "
+    f"d_ff = 128, 3 seeds; {FINAL}",
+    lambda lab: runs_of(lab, WARM) | runs_of(lab, WARM_REVERSE),
     [
-        Between("Post-LN without warm-up: of the way from unigram to bigram entropy",
-                lambda n: way(n, "post"), high=0.5),
-        Between("Post-LN with warm-up", lambda n: way(n, "post warm"), low=0.5),
-        Between("Pre-LN without warm-up", lambda n: way(n, "pre"), low=1.0),
+        Between("text, Post-LN without warm-up, over the unigram guess on the same batches",
+                lambda n: n["post - unigram"], -STUCK, STUCK),
+        Between("text, Post-LN with warm-up", lambda n: n["post warm"], high=2.5),
+        Between("text, Pre-LN without warm-up", lambda n: n["pre"], high=2.25),
+        Near("reversing, Post-LN without warm-up, median: chance",
+             lambda n: np.median(n["reverse post"]), CHANCE, within=0.05),
+        Between("reversing, Post-LN with warm-up", lambda n: n["reverse post warm"], high=0.1),
+        Between("reversing, Pre-LN without warm-up", lambda n: n["reverse pre"], high=0.001),
     ],
     draw_warm,
-    note="0 is the unigram entropy, where a stack sticks that can't tell tokens apart; 1 the "
-    "bigram entropy. With 6 blocks some seeds of Post-LN begin to leave the plateau.",
-    jobs=[job for jobs in WARM.values() for job in jobs],
+    note="A stack that can't tell tokens apart can do no better than the unigram guess, 3.07 nats "
+    "on this text; the bigram guess has 2.39. With half of d_ff some seeds of Post-LN begin to "
+    "leave the plateau within 250 steps, at 0.1 to 0.2 nats below it: 6 blocks are few enough for "
+    "that on this text. On one of 35,000 characters, the GNU GPL, they do not.",
+    jobs=jobs_of(WARM, WARM_REVERSE),
+)  # fmt: skip
+
+SMALL = {"3e-3": WARM["post"][:1], "3e-4": seeds(TOUR.but(placement="post", lr=3e-4), 1)}
+
+C16 = Claim(
+    "C16",
+    "A smaller learning rate",
+    "A small fixed learning rate rescues a shallow Post-LN without warm-up",
+    "Xiong et al. 2020, App. H",
+    f"{SIX}, no warm-up, 300 steps, one seed; {FINAL}",
+    lambda lab: runs_of(lab, SMALL),
+    [
+        Between("lr 3e-4", lambda n: n["3e-4"], high=2.8),
+        Between("lr 3e-3, over the unigram guess on the same batches",
+                lambda n: n["3e-3 - unigram"], -STUCK, STUCK),
+    ],
+    lambda n, out: [
+        losses_picture(
+            out, "C16", {"lr 3e-3": ("post", "-", n["runs 3e-3"]),
+                         "lr 3e-4": ("warm", "-", n["runs 3e-4"])},
+            title="Training loss of Post-LN, 6 blocks", words="A smaller rate trains",
+            levels=text_levels(), y_range=(1.5, 4.5),
+        )
+    ],
+    jobs=jobs_of(SMALL),
 )  # fmt: skip
 
 
-# ---------------------------------------------------------------- C15, C16
+# ---------------------------------------------------------------- C15
 
 DEEP = {
     f"{rule} {blocks} {lr:g} {warmup}": [
@@ -154,26 +221,43 @@ DEEP = {
         ("pre", 12, 3e-3, 0), ("pre", 12, 1e-3, 0), ("pre", 18, 3e-3, 0),
     )
 }  # fmt: skip
-MARGINAL = ("post 12 0.001 0", "post 12 0.001 100")
+EDGE = "post 12 0.001 100"
 BACKWARDS = {rule: seeds(REVERSE.but(placement=rule), 3) for rule in ("post", "pre")}
+COPYING = {
+    f"copy {rule}": seeds(COPY.but(placement=rule), 3) for rule in ("post", "pre", "deepnorm")
+}
 
 
 def depth(lab: Lab) -> Numbers:
-    n = runs_of(lab, BACKWARDS)
+    n = runs_of(lab, BACKWARDS) | runs_of(lab, COPYING)
     found = {name: lab.finals(jobs)[0] for name, jobs in DEEP.items()}
-    n["text pre"] = np.array([v for name, v in found.items() if name.startswith("pre")])
-    n["marginal"] = np.array([found[name] for name in MARGINAL])
-    n["text post"] = np.array([
-        v for name, v in found.items() if name.startswith("post") and name not in MARGINAL
-    ])  # fmt: skip
+    for rule in ("post", "pre"):
+        cells = [v for name, v in found.items() if name.startswith(rule) and name != EDGE]
+        n[f"text {rule}"] = np.array(cells)
+    n["edge"], n["pre at the edge"] = found[EDGE], found["pre 12 0.001 0"]
     return n
 
 
 def draw_depth(n: Numbers, out: Path) -> list[plots.Picture]:
     curves = {"Post-LN": ("post", "-", n["runs post"]), "Pre-LN": ("pre", "-", n["runs pre"])}
-    return [losses_picture(out, "C15", curves, title="Reversing 16 symbols, 12 blocks",
-                           words="Pre-LN learns it, Post-LN stays at chance",
-                           levels=[("chance", CHANCE)], y_range=(0, 4))]  # fmt: skip
+    return [
+        losses_picture(out, "C15", curves, title="Saying 16 symbols backwards, 12 blocks",
+                       words="Pre-LN learns it, Post-LN stays at chance",
+                       levels=[("chance", CHANCE)], y_range=(0, 4)),
+        copying_picture(n, out, "C15-copying"),
+    ]  # fmt: skip
+
+
+def copying_picture(n: Numbers, out: Path, name: str) -> plots.Picture:
+    """Loss by step of the copy task."""
+    curves = {"Post-LN": ("post", "-", n["runs copy post"]),
+              "Pre-LN": ("pre", "-", n["runs copy pre"]),
+              "DeepNorm": ("other", "--", n["runs copy deepnorm"])}  # fmt: skip
+    return losses_picture(
+        out, name, curves, title="Saying 16 random symbols once more, 8 blocks",
+        words="Pre-LN and DeepNorm learn it to the last symbol; Post-LN keeps guessing",
+        levels=[("chance", CHANCE)], y_range=(0, 4),
+    )  # fmt: skip
 
 
 C15 = Claim(
@@ -181,54 +265,31 @@ C15 = Claim(
     "Depth",
     "A deep Post-LN does not train at rates at which Pre-LN does, with or without a short warm-up",
     "Wang et al. 2019, Learning deep Transformer models; Xiong et al. 2020; PyTorch issue 55270",
-    f"{SETUP}; 12 and 18 blocks, lr 1e-3 and 3e-3, warm-up 0 and 100, 250 steps; and reversing a "
-    f"random sequence, 12 blocks, 300 steps, 3 seeds; {FINAL}",
+    f"{SETUP}, d_ff = 128; 12 and 18 blocks, lr 1e-3 and 3e-3, warm-up 0 and 100, 250 steps, one "
+    f"seed; {RECALL}, backwards (12 blocks, 300 steps) or once more (8 blocks, 400 steps), "
+    f"lr 3e-3, no warm-up, 3 seeds; {FINAL}",
     depth,
     [
-        Between("text, Post-LN at 3e-3 or with 18 blocks, over the unigram entropy",
-                lambda n: n["text post"] - n["unigram"], -0.15, 0.3),
-        Between("text, Post-LN at 1e-3 with 12 blocks: of the way from unigram to bigram",
-                lambda n: way(n, "marginal"),
-                high=0.5),
-        Between("text, Pre-LN in 3 cells, over the bigram entropy",
-                lambda n: n["text pre"] - n["bigram"], high=0.15),
+        Between("text, Post-LN, 5 cells (unigram 3.07)", lambda n: n["text post"], 3.0, 3.2),
+        Between("text, Post-LN, 12 blocks at 1e-3 with warm-up: over Pre-LN at that rate",
+                lambda n: n["edge"] - n["pre at the edge"], low=0.3),
+        Between("text, Pre-LN, 3 cells (bigram 2.39)", lambda n: n["text pre"], high=2.45),
         Near("reversing, Post-LN: chance", lambda n: n["post"], CHANCE, within=0.05),
-        Between("reversing, Pre-LN", lambda n: n["pre"], high=0.05),
+        Between("reversing, Pre-LN", lambda n: n["pre"], high=0.001),
+        Near("copying, Post-LN: chance", lambda n: n["copy post"], CHANCE, within=0.05),
+        Between("copying, Pre-LN and DeepNorm", _each("copy pre", "copy deepnorm"), high=0.001),
     ],
     draw_depth,
-    note="12 blocks at 1e-3 are marginal: with warm-up Post-LN leaves the plateau on this text.",
-    jobs=[job for table in (DEEP, BACKWARDS) for jobs in table.values() for job in jobs],
-)  # fmt: skip
-
-SMALL = {"3e-3": WARM["post"][:1], "3e-4": seeds(TOUR.but(placement="post", lr=3e-4), 1)}
-
-C16 = Claim(
-    "C16",
-    "A smaller learning rate",
-    "A small fixed learning rate rescues a shallow Post-LN without warm-up",
-    "Xiong et al. 2020, App. H",
-    f"{SETUP}; 6 blocks, no warm-up, 250 steps, one seed; {FINAL}",
-    lambda lab: runs_of(lab, SMALL),
-    [
-        Between("lr 3e-4, against the unigram entropy", lambda n: n["3e-4"] - n["unigram"],
-                high=-0.2),
-        Between("lr 3e-3, against the same", lambda n: n["3e-3"] - n["unigram"], -0.15, 0.3),
-    ],
-    lambda n, out: [
-        losses_picture(
-            out, "C16", {"lr 3e-3": ("post", "-", n["runs 3e-3"]),
-                         "lr 3e-4": ("warm", "-", n["runs 3e-4"])},
-            title="Training loss of Post-LN, 6 blocks", words="A smaller rate trains",
-            levels=text_levels(), y_range=(1.5, 4.5),
-        )
-    ],
-    jobs=[job for jobs in SMALL.values() for job in jobs],
+    note="12 blocks at 1e-3 with warm-up stand at the edge of what Post-LN can do: on this text "
+    "they leave the plateau late, and get a third of the way to Pre-LN. On a text of 35,000 "
+    "characters, the GNU GPL, they stay on it, too (3.14 to 3.18, unigram 3.17).",
+    jobs=jobs_of(DEEP, BACKWARDS, COPYING),
 )  # fmt: skip
 
 
 # ---------------------------------------------------------------- C23
 
-ZERO = {"rezero": seeds(BASE.but(placement="rezero"), 3)}
+ZERO = {rule: seeds(BASE.but(placement=rule), 3) for rule in ("rezero", "pre")}
 
 
 def rezero(lab: Lab) -> Numbers:
@@ -246,19 +307,21 @@ C23 = Claim(
     "ReZero",
     "ReZero starts with gradients for its gates alone, and trains a deep stack without a norm",
     "Bachlechner et al. 2020, ReZero is all you need",
-    f"{SETUP}; 12 blocks, lr 3e-3, no warm-up, 250 steps, 3 seeds; {FINAL}",
+    f"{TWELVE}, lr 3e-3, no warm-up, 250 steps, 3 seeds; {FINAL}",
     rezero,
     [
         Near("gradient of every weight in the blocks at step 0", lambda n: n["others"], 0.0),
         Between("gradient of every gate at step 0", lambda n: n["gates"], low=1e-6),
-        Between("final loss over the bigram entropy", lambda n: n["rezero"] - n["bigram"], high=0),
+        Between("final loss over the bigram guess", lambda n: n["rezero - bigram"], high=0),
+        Between("final loss over Pre-LN's", lambda n: n["rezero"] - n["pre"], high=0),
     ],
     lambda n, out: [
-        losses_picture(out, "C23", {"ReZero": ("warm", "-", n["runs rezero"])},
-                       title="Training loss of ReZero, 12 blocks", words="It trains",
+        losses_picture(out, "C23", {"ReZero": ("warm", "-", n["runs rezero"]),
+                                    "Pre-LN": ("pre", "-", n["runs pre"])},
+                       title="Training loss, 12 blocks", words="ReZero trains as Pre-LN does",
                        levels=text_levels(), y_range=(1.5, 4.5))
     ],
-    jobs=ZERO["rezero"],
+    jobs=jobs_of(ZERO),
 )  # fmt: skip
 
 CLAIMS = [C12, C13, C15, C16, C23]

@@ -123,10 +123,12 @@ def by_depth(lab: Lab, d: int = 256, depths: tuple[int, ...] = (6, 12, 24, 48)) 
     return n
 
 
-def draw_by(what: str, name: str, title: str) -> Any:
+def draw_by(what: str, name: str, label: str) -> Any:
+    title = "Gradient of the last W2"
+
     def draw(n: Numbers, out: Path) -> list[plots.Picture]:
         curves = [(NAMES[p], p, n[what], n[p], n[f"law {p}"]) for p in NAMES]
-        return [law_and_dots(out, name, curves, title=title, x_label=what, log=True, log_x=True,
+        return [law_and_dots(out, name, curves, title=title, x_label=label, log=True, log_x=True,
                              words=f"{title}: dots measured, lines the law")]  # fmt: skip
 
     return draw
@@ -147,7 +149,7 @@ C2 = Claim(
         Near("ratio Post-LN / Pre-LN by depth", lambda n: n["ratio"], lambda n: n["law ratio"],
              rel=0.1),
     ],
-    draw_by("depths", "C2", "Gradient of the last W2"),
+    draw_by("depths", "C2", "blocks"),
     note="-1/2 is the limit of great depth; between 6 and 48 blocks the law itself gives -0.56.",
 )  # fmt: skip
 
@@ -177,7 +179,7 @@ C3 = Claim(
         Between("exponent of the theorem's bound over the same widths",
                 lambda n: n["bound slope"], low=1.05),
     ],
-    draw_by("widths", "C3", "Gradient of the last W2"),
+    draw_by("widths", "C3", "width d"),
 )  # fmt: skip
 
 

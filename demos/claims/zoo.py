@@ -87,21 +87,24 @@ C9 = Claim(
 
 
 def hyper(lab: Lab, blocks: int = 6) -> Numbers:
-    n: Numbers = {}
+    models = {}
     for rule in ("hyper", "pre"):
         model, (tokens, labels) = toys.zoo_model(rule, blocks, 0)
-        logits = model(tokens)
+        logits = model.astype("float64")(tokens)
         loss = tr.cross_entropy(logits, labels)
         loss.backward()
-        grads = {name: p.grad for name, p in model.named_parameters() if name.endswith("weight")}
-        n[rule] = {"loss": loss.item(), "logits": logits.data, "gradients": grads}
-    return n
+        weights = {name: p.grad for name, p in model.named_parameters() if name.endswith("weight")}
+        models[rule] = loss.item(), {"logits": logits.data, **weights}
+    (loss, found), (pre_loss, expected) = models.values()
+    return {"hyper": loss, "pre": pre_loss} | {
+        what: [_difference(found[name], expected[name]) for name in names]
+        for what, names in (("logits", ["logits"]), ("gradients", weights))
+    }
 
 
-def _furthest(n: Numbers) -> float:
-    """Largest difference of a gradient, relative to the largest entry of its matrix."""
-    pairs = [(n["hyper"]["gradients"][name], g) for name, g in n["pre"]["gradients"].items()]
-    return max(float(abs(a - b).max() / abs(b).max()) for a, b in pairs)
+def _difference(a: np.ndarray, b: np.ndarray) -> float:
+    """The largest, relative to the largest entry."""
+    return float(abs(a - b).max() / abs(b).max())
 
 
 C10 = Claim(
@@ -109,16 +112,17 @@ C10 = Claim(
     "Hyper-Connections start as Pre-LN",
     "Static Hyper-Connections start as Pre-LN: same loss, logits and gradients",
     "Zhu et al. 2024, Hyper-connections, eq. 14",
-    f"{SETUP}; 6 blocks, 4 streams, equal weights",
+    f"{SETUP}; 6 blocks, 4 streams, equal weights, in double precision",
     hyper,
     [
-        Near("loss", lambda n: n["hyper"]["loss"], lambda n: n["pre"]["loss"], rel=1e-6),
-        Between("largest difference of a logit",
-                lambda n: abs(n["hyper"]["logits"] - n["pre"]["logits"]).max(), high=1e-5),
-        Between("largest relative difference of a weight's gradient", _furthest, high=1e-4),
+        Near("loss", lambda n: n["hyper"], lambda n: n["pre"], rel=1e-6),
+        Between("logits, largest difference / largest logit", lambda n: n["logits"], high=1e-6),
+        Between("gradient of each weight, largest difference / largest entry",
+                lambda n: n["gradients"], high=1e-6),
     ],
     lambda n, out: [],
-    note="Equal up to the order of summation in float32.",
+    note="Equal but for the order of summation, and for the eps of the final norm, which counts "
+    "16 times less beside the sum of four streams than beside one.",
 )  # fmt: skip
 
 
@@ -193,12 +197,12 @@ C19 = Claim(
 
 
 def olmo(lab: Lab, depths: tuple[int, ...] = (12, 48)) -> Numbers:
-    seeds = {"output": 5, "olmo2": 3, "peri": 3}  # without QK-norm they differ most
+    seeds = {"output": 16, "olmo2": 5, "peri": 5}  # without QK-norm they differ most
     return {(rule, L): observed("w2", rule, L, seeds[rule]) for rule in seeds for L in depths}
 
 
 def draw_olmo(n: Numbers, out: Path) -> list[plots.Picture]:
-    names = {"output": ("without", "post"), "olmo2": ("QK-norm", "other"),
+    names = {"output": ("no QK-norm", "post"), "olmo2": ("QK-norm", "other"),
              "peri": ("Peri-LN", "plain")}  # fmt: skip
     drawn = [
         plots.Line(label, (w2 := n[rule, 48]) / w2[-1], colour, x=range(1, 49))
@@ -215,19 +219,21 @@ C20 = Claim(
     "A norm on each sublayer's output alone lets gradients explode with depth; with norms on "
     "queries and keys it does not",
     "OLMo team 2025, 2 OLMo 2 Furious, sec. 3.1 (both are adopted there together)",
-    f"{SETUP}; 12 and 48 blocks, 3 seeds (5 without QK-norm)",
+    f"{SETUP}; 12 and 48 blocks, 5 seeds (16 without QK-norm)",
     olmo,
     [
         Near("W2 gradient, first / last, 12 and 48 blocks, with QK-norm",
              lambda n: [_ratio(n["olmo2", L]) for L in (12, 48)], [3.1, 5.8], rel=0.3),
-        Near("without it, 12 blocks", lambda n: _ratio(n["output", 12]), 16.3, rel=0.3),
-        Near("without it, 48 blocks", lambda n: _ratio(n["output", 48]), 2145, factor=2),
+        Near("the same without it", lambda n: [_ratio(n["output", L]) for L in (12, 48)],
+             [16.3, 2145], rel=0.3),
         Near("with QK-norm against Peri-LN, 48 blocks", lambda n: _ratio(n["olmo2", 48]),
              lambda n: _ratio(n["peri", 48]), rel=0.3),
     ],
     draw_olmo,
-    note="The input of attention is not normalised, so that its scores grow with the stream. At 48 "
-    "blocks the ratio differs between seeds by a factor of three.",
+    note="The input of attention is not normalised, so that its scores grow with the stream. One "
+    "seed says little: without QK-norm, 24 of them gave between 10 and 22 at 12 blocks and between "
+    "500 and 5,900 at 48, a standard deviation of three quarters of the mean. The mean of 16 is "
+    "known to a fifth, that of 3 would not be known to 30 %.",
 )  # fmt: skip
 
 
@@ -264,10 +270,10 @@ C24 = Claim(
     [
         Near("1/L: shift by depth", lambda n: n["completep shift"], [0.211, 0.106, 0.0524, 0.0264],
              rel=0.1),
-        Near("1/L: stream gradient, bottom / top", lambda n: n["gradient"], 1.0,
-             within=0.06),
-        Between("1/L: token cosine at the top from 12 blocks on",
-                lambda n: n["cosine"][1:], high=0.025),
+        Near("1/L: stream gradient, bottom / top, from 12 blocks on",
+             lambda n: n["gradient"][1:], [1.03, 1.02, 1.01], rel=0.01),
+        Near("1/L: token cosine at the top, 12 and 48 blocks",
+             lambda n: n["cosine"][[1, 3]], [0.013, 0.003], within=0.01),
         Near("1/sqrt(L): shift by depth", lambda n: n["depth_mup shift"], 1.21, rel=0.1),
         Near("1/sqrt(L): power at the top", lambda n: n["power"], 1.59, rel=0.1),
     ],
