@@ -128,7 +128,7 @@ SMALL = {
     "C8": (feed_forward.shifts, {"d": 48, "depths": (1, 2, 32), "seeds": 2}),
     "C9": (zoo.admin, {"blocks": 2, "seeds": 1}),
     "C10": (zoo.hyper, {"blocks": 2}),
-    "C11": (inside.updates, {"depths": (1, 2), "most": 1}),
+    "C11": (inside.updates, {"depths": (1, 2, 3, 4), "most": 1}),
     "C22": (feed_forward.shortcuts, {}),
 }
 
