@@ -96,28 +96,42 @@ def lines(
         ax.set_xlabel(x_label)
         ax.grid(axis="y")
         ax.set_axisbelow(True)
-        ends = []
-        for label, level in levels:
-            ax.axhline(level, color=COLOURS["ink"][0], linewidth=1, linestyle=(0, (2, 2)))
-            ends.append((label, level, "ink"))
-        for curve in curves:
-            end = _draw(ax, curve)
-            if curve.label:
-                ends.append((curve.label, end, curve.colour))
-        if log_x and curves[0].x is not None:
-            ax.set_xscale("log")
-            ax.xaxis.set_minor_locator(NullLocator())
-            ax.set_xticks(ticks := np.asarray(curves[0].x), [f"{tick:g}" for tick in ticks])
-        else:
-            ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        if y_range is not None:
-            ax.set_ylim(y_range)
-        if log:
-            _log_axis(ax)
+        ends = draw_lines(ax, curves, log=log, log_x=log_x, levels=levels, y_range=y_range)
         canvas.draw()
         name_ends(ax, ends)
         _make_room(ax)
         return saved(figure, out, name, title=title, words=words)
+
+
+def draw_lines(
+    ax: Axes,
+    curves: Sequence[Line],
+    *,
+    log: bool = False,
+    log_x: bool = False,
+    levels: Sequence[tuple[str, float]] = (),
+    y_range: tuple[float, float] | None = None,
+) -> list[tuple[str, float, str]]:
+    """Draw curves and levels on the axes; what `name_ends` then writes beside them."""
+    ends = []
+    for label, level in levels:
+        ax.axhline(level, color=COLOURS["ink"][0], linewidth=1, linestyle=(0, (2, 2)))
+        ends.append((label, level, "ink"))
+    for curve in curves:
+        end = _draw(ax, curve)
+        if curve.label:
+            ends.append((curve.label, end, curve.colour))
+    if log_x and curves[0].x is not None:
+        ax.set_xscale("log")
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.set_xticks(ticks := np.asarray(curves[0].x), [f"{tick:g}" for tick in ticks])
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if y_range is not None:
+        ax.set_ylim(y_range)
+    if log:
+        _log_axis(ax)
+    return ends
 
 
 def by_block(
