@@ -148,6 +148,14 @@ def test_it_goes_on_where_it_was(tmp_path, monkeypatch):
     missing: list[Setting] = []
     _, whole = sweep.sweep(more, tmp_path, thread, 1)
     assert missing == more[-1:] and not whole
+    # A file from before a setting had its last field: what it does not say was the default.
+    older = [json.loads(line) for line in results.read_text().splitlines()]
+    for row in older:
+        del row["setting"]["beta1"]
+    results.write_text("".join(json.dumps(row) + "\n" for row in older))
+    missing.clear()
+    sweep.sweep(more, tmp_path, thread, 1)
+    assert missing == more[-1:]
 
 
 def test_when_asked_to_stop_it_finishes_what_has_begun():
