@@ -83,13 +83,15 @@ def lines(
     log_x: bool = False,
     levels: Sequence[tuple[str, float]] = (),
     y_range: tuple[float, float] | None = None,
+    size: tuple[float, float] = (5.0, 3.2),
 ) -> Picture:
     """Draw curves into out/name.svg and out/name.png; `levels` are horizontal lines with a name.
 
-    With `log_x` the ticks of the x axis stand at the values of the first curve.
+    With `log_x` the ticks of the x axis stand at the values of the first curve. `size` is in
+    inches; where a page has several in a row, smaller ones have larger words.
     """
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.0, 3.2))
+        figure = Figure(figsize=size)
         canvas = FigureCanvasAgg(figure)
         ax = figure.add_axes((0.1, 0.15, 0.66, 0.73))
         ax.set_title(title, loc="left", fontsize=10, pad=8)
@@ -134,14 +136,10 @@ def draw_lines(
     return ends
 
 
-def by_block(
-    out: Path, name: str, curves: Sequence[Line], title: str, y_range: Any = None
-) -> Picture:
+def by_block(out: Path, name: str, curves: Sequence[Line], title: str, **how: Any) -> Picture:
     """One quantity at each block of a stack, or of several, on a log scale."""
     words = f"{title}, at each block, on a log scale"
-    return lines(
-        out, name, curves, title=title, words=words, x_label="block", log=True, y_range=y_range
-    )
+    return lines(out, name, curves, title=title, words=words, x_label="block", log=True, **how)
 
 
 def saved(figure: Figure, out: Path, name: str, *, title: str, words: str) -> Picture:

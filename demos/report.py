@@ -255,7 +255,7 @@ figcaption { color: var(--muted); font-size: .88rem; line-height: 1.5; margin-to
 .pictures { display: grid; gap: 1rem; align-items: end; margin-inline: auto;
   grid-template-columns: repeat(auto-fit, minmax(min(19rem, 100%), 1fr)); }
 .n1 { max-width: 36rem; }
-.n2, .n3, .n4 { max-width: 56rem;
+.n2, .n4 { max-width: 56rem;
   grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); }
 .picture { min-width: 0; text-align: center; }
 .picture svg { max-width: 100%; height: auto; }

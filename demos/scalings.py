@@ -80,6 +80,7 @@ def pictures(toys: list[dict[str, Any]], out: Path) -> list[plots.Picture]:
             colour = "warm" if t["gain"] < 1 else "other"
             curves.append(plots.Line(f"F scales by {t['gain']}", t["signal"], colour))
             curves.append(plots.Line("", t["gradient"], colour, dash=":"))
-        title = f"{rule}: size, relative to where it starts"
-        made.append(plots.by_block(out, f"scalings-{number}", curves, title, y_range=(3e-3, 1e7)))
+        title = f"{rule}: size, relative to its start"
+        how = {"y_range": (3e-3, 1e7), "size": (4.2, 3.2)}  # three fit in a row
+        made.append(plots.by_block(out, f"scalings-{number}", curves, title, **how))
     return made

@@ -84,7 +84,7 @@ def lesson(source: text.Text, out: Path, seed: int = 0, blocks: int = 24) -> Sec
     parts: list[Part] = [
         told(__doc__, 0, 2),
         Figure(scalings.pictures(toys, out), "Solid: the signal, from block 0 up. Dotted: the "
-               f"gradient, on its way back from block {scalings.BLOCKS} to block 0."),
+               f"gradient, from block {scalings.BLOCKS} down."),
         told(__doc__, 2),
         Figure(pictures(stacks, out), f"{blocks} blocks, on one batch of text."),
     ]  # fmt: skip
