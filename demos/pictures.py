@@ -108,8 +108,8 @@ def gradient_travel(n: Numbers, out: Path) -> plots.Picture:
         share = {place: n[place]["lengths"][0] for place in ("pre", "post")}
         words = (
             f"Share of the gradient's power by the number of branches that it crossed in {blocks} "
-            f"blocks. By the skips alone came {share['pre']:.1%} in Pre-LN and "
-            f"{share['post']:.1g} of all in Post-LN."
+            f"blocks. By the skips alone came {100 * share['pre']:.1f} % in Pre-LN and "
+            f"{100 * share['post']:.1g} % in Post-LN."
         )
         return plots.saved(figure, out, "gradient-travel", title=title, words=words)
 
@@ -214,7 +214,7 @@ def training_contrast(lab: Lab, out: Path) -> plots.Picture:
         ax.set_xlabel(f"loss of the last 20 of {setting.steps} steps in nats, less that of the "
                       "unigram guess\non the same batches; a dot a seed")  # fmt: skip
         stuck = [rule for rule in order if _is_stuck(over[rule])]
-        words = f"Final loss by placement, the lowest at the top. Stuck: {', '.join(stuck)}."
+        words = f"Final loss by placement, lowest at the top. Stuck or worse: {', '.join(stuck)}."
         return plots.saved(figure, out, "training-contrast", title=title, words=words)
 
 

@@ -54,6 +54,7 @@ STYLE = {
     "lines.linewidth": 2,
     "lines.solid_capstyle": "round",
 }
+WIDE = 6.5  # inches: a picture that is wider gets more of the page, and is scrolled on a phone
 NAME_AT = 1.02  # where curves' names stand, in widths of the axes
 SANS = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 
@@ -148,7 +149,8 @@ def saved(figure: Figure, out: Path, name: str, *, title: str, words: str) -> Pi
     figure.savefig(out / f"{name}.png", dpi=200)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg = _for_the_page(buffer.getvalue(), name, title, words)
+    kind = "plot wide" if figure.get_figwidth() > WIDE else "plot"
+    svg = _for_the_page(buffer.getvalue(), name, title, words, kind)
     (out / f"{name}.svg").write_text(svg, encoding="utf-8")
     return Picture(name, svg, words)
 
@@ -244,7 +246,7 @@ def _make_room(ax: Axes) -> None:
     ax.set_position((left, box.y0, width, box.height))
 
 
-def _for_the_page(svg: str, name: str, title: str, words: str) -> str:
+def _for_the_page(svg: str, name: str, title: str, words: str, kind: str) -> str:
     """The svg element alone: named for readers, ids that are unique in a page, dark mode."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -264,4 +266,4 @@ def _for_the_page(svg: str, name: str, title: str, words: str) -> str:
         f"<style>@media (prefers-color-scheme: dark) {{\n{rules}}}</style>"
     )
     start, rest = svg.split(">", 1)
-    return f'{start} id="{name}" class="plot" role="img">{head}{rest}'
+    return f'{start} id="{name}" class="{kind}" role="img">{head}{rest}'

@@ -257,9 +257,11 @@ figcaption { color: var(--muted); font-size: .88rem; line-height: 1.5; margin-to
 .n1 { max-width: 36rem; }
 .n2, .n4 { max-width: 56rem;
   grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); }
-.picture { min-width: 0; text-align: center; }
+.n1:has(.wide) { max-width: 56rem; }
+.picture { min-width: 0; text-align: center; overflow-x: auto; }
 .picture svg { max-width: 100%; height: auto; }
 .picture svg.plot { width: 100%; }
+.picture svg.wide { min-width: 40rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem;
   line-height: 1.45; }

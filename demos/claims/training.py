@@ -148,11 +148,11 @@ def draw_warm(n: Numbers, out: Path) -> list[plots.Picture]:
         }
 
     return [
-        losses_picture(out, "C13-text", curves(""), title="Predicting text, 6 blocks",
+        losses_picture(out, "C13-text", curves(""), title="Loss on text, 6 blocks",
                        words="Post-LN needs warm-up, Pre-LN does not",
                        levels=text_levels(), y_range=(1.5, 4.5)),
         losses_picture(out, "C13-reverse", curves("reverse "), levels=[("chance", CHANCE)],
-                       title="Saying 16 symbols backwards, 6 blocks", y_range=(0, 4),
+                       title="Loss when reversing 16 symbols, 6 blocks", y_range=(0, 4),
                        words="Warm-up makes all the difference to Post-LN"),
     ]  # fmt: skip
 
@@ -241,7 +241,7 @@ def depth(lab: Lab) -> Numbers:
 def draw_depth(n: Numbers, out: Path) -> list[plots.Picture]:
     curves = {"Post-LN": ("post", "-", n["runs post"]), "Pre-LN": ("pre", "-", n["runs pre"])}
     return [
-        losses_picture(out, "C15", curves, title="Saying 16 symbols backwards, 12 blocks",
+        losses_picture(out, "C15", curves, title="Loss when reversing 16 symbols, 12 blocks",
                        words="Pre-LN learns it, Post-LN stays at chance",
                        levels=[("chance", CHANCE)], y_range=(0, 4)),
         copying_picture(n, out, "C15-copying"),
@@ -254,7 +254,7 @@ def copying_picture(n: Numbers, out: Path, name: str) -> plots.Picture:
               "Pre-LN": ("pre", "-", n["runs copy pre"]),
               "DeepNorm": ("other", "--", n["runs copy deepnorm"])}  # fmt: skip
     return losses_picture(
-        out, name, curves, title="Saying 16 random symbols once more, 8 blocks",
+        out, name, curves, title="Loss when copying 16 random symbols, 8 blocks",
         words="Pre-LN and DeepNorm learn it to the last symbol; Post-LN keeps guessing",
         levels=[("chance", CHANCE)], y_range=(0, 4),
     )  # fmt: skip
