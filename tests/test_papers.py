@@ -174,7 +174,7 @@ def test_verdicts_on_trainings_follow_their_losses(tmp_path):
     for name in good:
         other = {**good, name: bad[name]}
         numbers = CLAIMS["C13"].measure(made_up([(tables[n], v) for n, v in other.items()]))
-        assert len(failed(CLAIMS["C13"], numbers)) == 1
+        assert len(failed(CLAIMS["C13"], numbers)) == (2 if name in ("post", "post warm") else 1)
 
 
 def test_guesses_are_those_on_the_batches_of_the_last_steps():

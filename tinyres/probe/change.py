@@ -17,6 +17,8 @@ from tinyres.probe.stream import Batch, given, loss_from, states
 def update_ratio(before: dict[str, Array], after: dict[str, Array]) -> dict[str, float]:
     """||W_after - W_before|| / ||W_before|| of each parameter, from two state dicts.
 
+    About 1e-3 a step is a healthy size (Karpathy, CS231n notes, Neural networks 3).
+
     >>> update_ratio({"w": np.array([3.0, 4.0])}, {"w": np.array([3.0, 4.5])})
     {'w': 0.1}
     """

@@ -27,15 +27,20 @@ from tinyres.tensor import Node, Tensor
 
 
 def stream_gradient(model: TransformerLM, batch: Batch) -> Array:
-    """Norm of dLoss/dx_l over the whole batch; axes (place,).
+    """||dLoss/dx_l|| over the whole batch; axes (place,).
 
-    NaN where the placement's stream is not one tensor that the loss depends on.
+    NaN where the placement's stream is not one tensor that the loss depends on. In Post-LN it
+    would fall as (2/3)^((L-l)/2) on its way down, if branches gave nothing back (Xiong et al. 2020,
+    App. F); they do.
     """
     return np.array([np.nan if g is None else np.linalg.norm(g) for g in _of_stream(model, batch)])
 
 
 def token_gradient(model: TransformerLM, batch: Batch) -> Array:
-    """Norm of dLoss/dx_l of each token; axes (place, sequence, token), NaN as above."""
+    """||dLoss/dx_l|| of each token; axes (place, sequence, token).
+
+    The squares of all tokens add up to that of `stream_gradient`, which says where there is none.
+    """
     gradients = _of_stream(model, batch)
     nowhere = np.full(np.shape(batch[0]), np.nan)
     return np.array([nowhere if g is None else np.linalg.norm(g, axis=-1) for g in gradients])
@@ -63,12 +68,15 @@ def _of_stream(model: TransformerLM, batch: Batch) -> list[Array | None]:
 
 
 def weight_gradients(model: TransformerLM, batch: Batch) -> dict[str, float]:
-    """Norm of the gradient of each parameter by its path; NaN where it has none."""
+    """||dLoss/dW||, the root of the sum of squares, of each parameter by its path.
+
+    NaN where there is no gradient (Xiong et al. 2020, Thm. 1, on the last W_2).
+    """
     return mean_gradients(model, [batch])
 
 
 def mean_gradients(model: TransformerLM, batches: Iterable[Batch]) -> dict[str, float]:
-    """Norm of each parameter's gradient averaged over batches, by its path.
+    """||mean over batches of dLoss/dW|| of each parameter, by its path.
 
     It estimates the norm of the expected gradient, which Xiong et al. 2020 plot (Fig. 3).
     """
@@ -103,7 +111,11 @@ def gradient_by_path_length(model: TransformerLM, batch: Batch) -> Array:
 
 
 def skip_share(model: TransformerLM, batch: Batch) -> float:
-    """Share of the gradient's power that reached x_0 by skips alone."""
+    """Share of the gradient's power that reached x_0 by skips alone: p_0 / (p_0 + ... + p_n).
+
+    p_k are those of `gradient_by_path_length`. It is the power of the term 1 in the sum that He et
+    al. 2016 (Identity mappings, eq. 5) make of the gradient.
+    """
     power = gradient_by_path_length(model, batch)
     return float(power[0] / power.sum())
 

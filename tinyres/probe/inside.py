@@ -38,7 +38,7 @@ def acting(model: TransformerLM, *parts: tuple[Sequence[Module], Any]) -> Transf
 
 @no_grad()
 def norm_input_rms(model: TransformerLM, batch: Batch) -> Array:
-    """RMS of what each norm gets; axes (call of a norm,), in the order of the calls.
+    """RMS of what each norm gets, sqrt(mean(x ** 2)); axes (call of a norm,), in their order.
 
     In Post-LN it says how much a norm has to shrink the stream (Wang et al. 2022, Fig. 4).
     """
@@ -58,7 +58,7 @@ def norm_input_rms(model: TransformerLM, batch: Batch) -> Array:
 
 @no_grad()
 def attention_entropy(model: TransformerLM, batch: Batch) -> Array:
-    """Mean entropy of the attention weights over log(number of keys seen); axes (block, head).
+    """Mean of -sum(a ln a) / ln n over tokens that see n keys with weights a; axes (block, head).
 
     1 where a head averages over everything that it may see, 0 where it looks at one token
     (collapse of the entropy: Zhai et al. 2023, sec. 3).

@@ -96,7 +96,7 @@ def stream_rms(model: TransformerLM, batch: Batch) -> Array:
 
 @no_grad()
 def token_cosine(model: TransformerLM, batch: Batch) -> Array:
-    """Mean cosine between two tokens of one sequence; axes (place,).
+    """Mean cosine between two tokens of one sequence, x_i . x_j / (|x_i| |x_j|); axes (place,).
 
     Near 1 all tokens have become the same vector: attention can't tell them apart any more, and
     no gradient reaches queries and keys (Dong et al. 2021, sec. 2).
@@ -116,7 +116,7 @@ def _mean_cosine(x: Tensor) -> float:
 
 @no_grad()
 def neighbour_cosine(model: TransformerLM, batch: Batch) -> Array:
-    """Mean cosine between x_(l-1) and x_l; axes (block,).
+    """Mean of x_(l-1) . x_l / (|x_(l-1)| |x_l|) over tokens; axes (block,).
 
     1 where a block does little; 1 minus it is the Block Influence (Men et al. 2024, eq. 1).
     """
