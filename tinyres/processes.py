@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import contextvars
 import multiprocessing
+import os
 import pickle
+import signal
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from typing import Any
 
 import numpy as np
 
 from tinyres import checked, expect
 from tinyres.arrays import Array
-from tinyres.parallel import one_part, split_rows
+from tinyres.context import MODE, Mode
+from tinyres.parallel import Part, one_part, split_rows
 from tinyres.tensor import Tensor, add_to_leaves
 
 
@@ -28,7 +32,9 @@ class Processes:
     `loss` is a mean over the first axis of the arrays in a batch, such as `model.loss`, and
     `params` are the parameters that it uses. The other processes start with a copy of `loss`, so
     it must be one that pickle can copy (no lambda); before each step they get the values that
-    `params` have then. Use it below `if __name__ == "__main__":`, since they import your script.
+    `params` have then, and which of them require grad. Nothing else of the model gets there later,
+    such as a call of eval(). Use it below `if __name__ == "__main__":`, since they import your
+    script.
 
     The gradients are those of the whole batch to rounding, and the same bits on every run.
 
@@ -42,14 +48,15 @@ class Processes:
 
     def __init__(self, loss: Callable[..., Tensor], params: Iterable[Tensor], count: int = 2):
         self._loss = _picklable(expect.function("Processes: loss", loss))
-        self._params = [p for p in checked.tensors("Processes", params) if p.requires_grad]
-        if not self._params:
+        self._params = list(dict.fromkeys(checked.tensors("Processes", params)))
+        if not any(p.requires_grad for p in self._params):
             raise ValueError("Processes: no tensor among params requires grad")
         others = expect.size("Processes: count", count, least=2) - 1
         values = _shared(self._params)
         gradients = [_shared(self._params) for _ in range(others)]
         self._values = _views(self._params, values)
         self._gradients = [_views(self._params, memory) for memory in gradients]
+        self._running: list[Future[tuple[float, list[int], bool]]] = []
         # Not forked: a fork copies no threads, but the locks that they hold.
         self._pool = ProcessPoolExecutor(
             others,
@@ -61,23 +68,27 @@ class Processes:
     def backward(self, *batch: Any) -> float:
         """Do `loss(*batch).backward()`, and return the loss as a number."""
         first, *rest = split_rows("Processes", batch, 1 + len(self._gradients), "processes")
+        wait(self._running)  # of a step that Ctrl-C has ended, perhaps
         for value, p in zip(self._values, self._params):
+            if value.dtype != p.dtype:
+                raise RuntimeError(
+                    f"Processes: a parameter had dtype {value.dtype} when they began and has "
+                    f"{p.dtype} now: start new ones after astype()"
+                )
             value[...] = p.data
-        running = [self._pool.submit(_one_part, i, *part) for i, part in enumerate(rest)]
+        how = MODE.get(), [p.requires_grad for p in self._params]
+        self._running = [
+            self._pool.submit(_one_part, i, *how, *part) for i, part in enumerate(rest)
+        ]
         try:
-            share, arrived, drawn = contextvars.copy_context().run(one_part, self._loss, *first)
+            share, arrived, drawn = _gradients(self._loss, self._params, *first)
         finally:
-            wait(running)
-        done = [future.result() for future in running]
+            wait(self._running)
+        done = [future.result() for future in self._running]
         if drawn or any(theirs for _, _, theirs in done):
             raise RuntimeError(
                 "Processes: loss drew from a random generator, and each process has a copy of it "
-                "that draws the same: use a model without dropout, or call eval() on it"
-            )
-        if not all(there for _, there, _ in done):
-            raise RuntimeError(
-                "Processes: in another process none of params got a gradient: loss must hold its "
-                "parameters, as a method of a model does, and not look them up in a script"
+                "that draws the same: use a model without dropout, or call eval() on it before"
             )
         add_to_leaves(arrived)
         for (_, there, _), gradients in zip(done, self._gradients):  # in the order of the parts
@@ -120,6 +131,21 @@ def _views(params: Sequence[Tensor], memory: Any) -> list[Array]:
     ]
 
 
+def _gradients(
+    loss: Callable[..., Tensor], params: Sequence[Tensor], part: tuple[Array, ...], weight: float
+) -> Part:
+    """`one_part` in a context of its own; all gradients must be those of `params`."""
+    share, arrived, drawn = contextvars.copy_context().run(one_part, loss, part, weight)
+    leaves = {node for node, _ in arrived if node.pullback is None}
+    if not leaves <= {p._node for p in params}:
+        raise RuntimeError(
+            "Processes: loss has a gradient for a tensor that is not among params, so it would "
+            "get that of a part of the batch only: give all tensors that loss uses, and let loss "
+            "hold them, as a method of a model does, and not look them up in a script"
+        )
+    return share, arrived, drawn
+
+
 # ---------------------------------------------------------------- in the other processes
 
 # What `_begin` leaves for the steps: the loss, its parameters, where their gradients go.
@@ -127,20 +153,38 @@ _here: tuple[Callable[..., Tensor], list[Tensor], list[list[Array]]]
 
 
 def _begin(loss: Callable[..., Tensor], params: list[Tensor], values: Any, gradients: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _take_over(loss, params, values, gradients)
+
+
+def _end_with_parent() -> None:
+    """A first process that was killed can't tell the others to end."""
+    parent: Any = multiprocessing.parent_process()
+    parent.join()
+    os._exit(1)
+
+
+def _take_over(
+    loss: Callable[..., Tensor], params: list[Tensor], values: Any, gradients: Any
+) -> None:
     global _here
     for p, value in zip(params, _views(params, values)):
         p._data = value  # from now on what the first process writes is seen here
-        p.requires_grad = False
-        p.requires_grad = True  # a node with a number of this process
+        p._node = None  # until a step says that it requires grad
     _here = loss, params, [_views(params, memory) for memory in gradients]
 
 
-def _one_part(i: int, part: tuple[Array, ...], weight: float) -> tuple[float, list[int], bool]:
+def _one_part(
+    i: int, mode: Mode, learned: list[bool], part: tuple[Array, ...], weight: float
+) -> tuple[float, list[int], bool]:
     """The share in the loss, which parameters got a gradient, whether anything was random."""
     loss, params, gradients = _here
-    for p in params:
+    for p, requires_grad in zip(params, learned):
+        p.requires_grad = requires_grad
         p.grad = None
-    share, arrived, drawn = contextvars.copy_context().run(one_part, loss, part, weight)
+    MODE.set(mode)
+    share, arrived, drawn = _gradients(loss, params, part, weight)
     add_to_leaves(arrived)
     there = [k for k, p in enumerate(params) if p.grad is not None]
     for k in there:
