@@ -259,6 +259,22 @@ def test_gradient_probes_agree_with_backward():
     assert whole == pytest.approx(tr.probe.stream_gradient(model, (tokens, targets)), rel=1e-5)
 
 
+@pytest.mark.parametrize("factor", [1e-30, 1e-15])
+def test_a_gradient_whose_square_float32_can_not_hold_is_measured(factor):
+    seen = []
+    for scale in (1e-3, factor):  # so small that it scales the gradient and changes nothing else
+        model, batch = small("post")
+        model.head.weight.data *= scale
+        stream, tokens = (
+            tr.probe.stream_gradient(model, batch),
+            tr.probe.token_gradient(model, batch),
+        )
+        weights = tr.probe.weight_gradients(model, batch)["token.weight"]
+        seen.append(np.array([*stream, tokens.max(), weights]) / scale)
+    assert (seen[0] > 0).all()
+    np.testing.assert_allclose(seen[1], seen[0], rtol=0.02)
+
+
 def test_mean_gradient_of_opposite_batches_is_smaller_than_each():
     model, (tokens, targets) = small("pre")
     batches = [(tokens, targets), (tokens, (targets + 7) % VOCAB)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ def stream_gradient(model: TransformerLM, batch: Batch) -> Array:
     would fall as (2/3)^((L-l)/2) on its way down, if branches gave nothing back (Xiong et al. 2020,
     App. F); they do.
     """
-    return np.array([np.nan if g is None else np.linalg.norm(g) for g in _of_stream(model, batch)])
+    return np.array([_norm(g) for g in _of_stream(model, batch)])
 
 
 def token_gradient(model: TransformerLM, batch: Batch) -> Array:
@@ -43,7 +44,7 @@ def token_gradient(model: TransformerLM, batch: Batch) -> Array:
     """
     gradients = _of_stream(model, batch)
     nowhere = np.full(np.shape(batch[0]), np.nan)
-    return np.array([nowhere if g is None else np.linalg.norm(g, axis=-1) for g in gradients])
+    return np.array([nowhere if g is None else _norm(g, axis=-1) for g in gradients])
 
 
 def conserved_product(model: TransformerLM, batch: Batch) -> Array:
@@ -67,6 +68,13 @@ def _of_stream(model: TransformerLM, batch: Batch) -> list[Array | None]:
     return [x.grad for x in seen]
 
 
+def _norm(gradient: Array | None, axis: int | None = None) -> Any:
+    """In double precision: a float32 has no square if it is below 1e-23 or above 2e19."""
+    if gradient is None:
+        return np.nan
+    return np.linalg.norm(gradient.astype(np.float64), axis=axis)
+
+
 def weight_gradients(model: TransformerLM, batch: Batch) -> dict[str, float]:
     """||dLoss/dW||, the root of the sum of squares, of each parameter by its path.
 
@@ -86,10 +94,7 @@ def mean_gradients(model: TransformerLM, batches: Iterable[Batch]) -> dict[str, 
         raise ValueError("mean_gradients: expected at least one batch, got none")
     for tokens, targets in pairs:
         loss_from(model, states(model, tokens)[-1], targets).backward()
-    return {
-        name: float("nan") if p.grad is None else float(np.linalg.norm(p.grad)) / len(pairs)
-        for name, p in model.named_parameters()
-    }
+    return {name: float(_norm(p.grad)) / len(pairs) for name, p in model.named_parameters()}
 
 
 # ---------------------------------------------------------------- by which way it came
