@@ -38,12 +38,22 @@ def doubled(x):
         (lambda: tr.mean(np.ones(2), dim=0), "mean: there is no argument dim: it is called axis"),
         (lambda: tr.Tensor([1.0]).max(0, keepdim=True), "keepdim: it is called keepdims here"),
         (lambda: tr.Tensor([1.0]).softmax(dim=-1), "softmax: .* dim: it is called axis here"),
+        (lambda: tr.add(a=[1.0]), "add: .*missing 1 required positional argument: 'b'"),
         (lambda: tr.Tensor([1.0]).sum(0, False, 3), r"sum: .* \(given \(1,\) float32, 0, False, 3"),
     ],
 )  # fmt: skip
 def test_a_type_error_says_what_to_write(wrong, message):
     with pytest.raises(TypeError, match=message):
         wrong()
+
+
+def test_an_array_that_is_not_given_is_what_the_op_takes_by_default():
+    twice = tr.op(scaled)
+    assert twice(a=[3.0]).data.tolist() == twice([3.0]).data.tolist() == [6.0]
+
+
+def scaled(a, b=2.0):
+    return a * b, lambda g: (g * b, g * a)
 
 
 @pytest.mark.parametrize(

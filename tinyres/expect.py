@@ -82,8 +82,9 @@ def by_kind(
     for name in positional.keys() & by_name.keys():
         raise TypeError(f"{what}: {name} was given twice, by position and by name")
     values = {**positional, **by_name}
-    if any(name in by_name for name in arrays):
-        given = tuple([values.get(name) for name in arrays])
+    named = [i for i, name in enumerate(arrays) if name in by_name]
+    if named:  # None only before one that was given, so that a missing one is called missing
+        given = tuple([values.get(name) for name in arrays[: max(len(given), named[-1] + 1)]])
     return given[: len(arrays)], {name: values[name] for name in values if name not in arrays}
 
 
