@@ -34,3 +34,13 @@ def test_the_largest_score_comes_off_where_exp_needs_it(rng, scale):
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     expected = weights / weights.sum(-1, keepdims=True) @ v
     np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_query_without_keys_gives_zeros_in_both_forms(dtype):
+    x = tr.Tensor(np.eye(2), dtype=dtype, requires_grad=True)
+    for form in (tr.attention, tr.attention.spelled_out):
+        y = form(x, x, x, mask=[[False, False], [True, False]])
+        y.backward(np.ones((2, 2)))
+        assert y.data.tolist() == [[0, 0], [1, 0]]
+    assert x.grad.tolist() == [[2, 2], [0, 0]]

@@ -16,9 +16,6 @@ from tinyres.context import scope
 from tinyres.signatures import ArrayLike
 from tinyres.tensor import Tensor
 
-# A score so low that its weight is exactly 0, yet finite: a row of them is not NaN.
-FORBIDDEN = -1e30
-
 
 @of_tensors(3)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -86,7 +83,9 @@ def attention(
         scores = (q * q.shape[-1] ** -0.5) @ k.swapaxes(-1, -2)  # (..., T_q, T_k)
         allowed = allowed_pairs(scores.shape, mask, causal)
         if allowed is not None:
-            scores = ops.where(allowed, scores, np.asarray(FORBIDDEN, scores.dtype))
+            # So low that its weight is exactly 0, yet finite: a row of them is not NaN.
+            lowest = np.finfo(scores.dtype).min / 2
+            scores = ops.where(allowed, scores, np.asarray(lowest, scores.dtype))
     # (..., T_q, T_k), rows sum to 1; over no keys at all there is nothing to be weighed
     weights = softmax(scores) if scores.shape[-1] else scores
     with scope("@ v", level=2):
