@@ -44,3 +44,10 @@ def test_a_query_without_keys_gives_zeros_in_both_forms(dtype):
         y.backward(np.ones((2, 2)))
         assert y.data.tolist() == [[0, 0], [1, 0]]
     assert x.grad.tolist() == [[2, 2], [0, 0]]
+
+
+def test_a_nan_in_one_sample_leaves_the_others_as_they_are():
+    q = np.full((2, 2, 1), 20.0, "f4")
+    q[0, 0] = np.nan
+    y = tr.attention(q, q, np.ones((2, 2, 1), "f4"))
+    assert np.isnan(y.data[0]).all() and y.data[1].tolist() == [[1], [1]]

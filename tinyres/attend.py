@@ -66,12 +66,13 @@ def _attend_chunk(
     scale = q.shape[-1] ** -0.5
     qT = np.multiply(q.swapaxes(-1, -2), scale, order="C")  # (..., d, T_q)
     e = k @ qT  # (..., T_k, T_q)
-    large = max(e.max(initial=0), -e.min(initial=0)) > SAFE_SCORE[e.itemsize]
+    safe = SAFE_SCORE[e.itemsize]
+    small = e.max(initial=0) <= safe and e.min(initial=0) >= -safe  # not so where one is NaN
     if bias is not None:
         e += bias
     if allowed is not None:
         e = np.where(allowed, e, -np.inf)
-    if large:
+    if not small:
         top = e.max(axis=-2, keepdims=True)
         top[np.isneginf(top)] = 0  # a row that may attend to nothing
         e -= top
