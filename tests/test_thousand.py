@@ -175,32 +175,37 @@ def test_stopped_and_killed_the_command_ends_with_the_same_bits(
             assert process.returncode == 130 and "the same command goes on" in said
     said, errors = command(words, parts, steps).communicate(timeout=60)
     assert "page, pictures and numbers" in said, errors
-    assert said.count("HOLD]") + said.count("[holds]") == 3
+    assert said.count("HOLD]") + said.count("[holds]") == 4
     assert undisturbed.communicate(timeout=60)[0] == said.replace(str(parts), str(whole))
     for placement in BOTH:
         assert_same_run(whole / placement, parts / placement)
     for name in ("thousand.svg", "report.html", "measurements.jsonl"):
         assert (whole / name).read_bytes() == (parts / name).read_bytes()
-    assert "Pre-LN, before" in (parts / "thousand.svg").read_text()
+    assert "dashed: before training" in (parts / "thousand.svg").read_text()
 
 
 # ---------------------------------------------------------------- what came of it
 
 
 @pytest.mark.parametrize(
-    ("pre", "post", "gradients", "holds"),
-    [(2.3, 3.07, ([1.0, 1.0], [1e-9, 1.0]), [True, True, True]),
-     (2.4, 3.07, ([1.0, 1.0], [1e-9, 1.0]), [False, True, True]),
-     (2.3, 3.00, ([1.0, 1.0], [1e-9, 1.0]), [True, False, True]),
-     (2.3, 4.00, ([1.0, 1.0], [1e-9, 1.0]), [True, False, True]),
-     (2.3, 3.07, ([0.1, 1.0], [1e-9, 1.0]), [True, True, False]),
-     (2.3, 3.07, ([1.0, 1.0], [1e-3, 1.0]), [True, True, False])],
+    ("changes", "fails"),
+    [({}, []), ({"pre": 2.48}, []), ({"pre": 2.5}, [0]), ({"post": 3.0}, [1]), ({"post": 4.0}, [1]),
+     ({"pre start": [0.1, 0.5, 1]}, [2]), ({"post start": [1e-3, 0.5, 1]}, [2]),
+     ({"pre end": [0.0, 0.5, 1]}, [3]), ({"post end": [1e-30, 0.5, 1]}, [3])],
 )  # fmt: skip
 def test_the_claims_are_decided_by_the_numbers(
-    pre: float, post: float, gradients: Any, holds: list[bool]
+    changes: dict[str, Any], fails: list[int], tmp_path: Path
 ) -> None:
+    seen: dict[str, Any] = {
+        "pre": 2.3, "post": 3.07, "pre start": [1.0, 1, 1], "post start": [1e-9, 1, 1],
+        "pre end": [1.0, 1, 1], "post end": [0, 1e-40, 1], **changes,
+    }  # fmt: skip
     runs = {
-        placement: {"val_loss": loss, "start": {"gradient": gradient}}
-        for placement, loss, gradient in zip(BOTH, (pre, post), gradients)
+        p: {"val_loss": seen[p], **{m: {"gradient": seen[f"{p} {m}"]} for m in thousand.MOMENTS}}
+        for p in BOTH
     }
-    assert [f.holds for f in thousand.findings(runs, 3.07, 2.39)] == holds
+    found = thousand.findings(runs, unigram=3.07, bigram=2.39)
+    assert [i for i, finding in enumerate(found) if not finding.holds] == fails
+    levels = [("unigram", 3.07), ("bigram", 2.39)]
+    drawn = thousand.picture({p: [4.0, 3.0] for p in BOTH}, runs, levels, tmp_path)
+    assert ("0 below block 1" in drawn.svg) == (seen["post end"][0] == 0)
