@@ -142,8 +142,8 @@ def picture(
         plots.name_ends(right, plots.draw_lines(right, by_block, log=True))
         if block := unreached(runs["post"]["end"]):
             right.annotate(
-                f"0 below block {block} ", (block, right.get_ylim()[0]), ha="right",
-                xytext=(0, 3), textcoords="offset points", color=ink("post"),
+                f"0 below block {block}", (block, right.get_ylim()[0]), ha="right",
+                xytext=(-5, 3), textcoords="offset points", color=ink("post"),
             )  # fmt: skip
         for ax, what, x_label in (
             (left, "loss of each batch, in nats", "step"),
