@@ -104,7 +104,7 @@ def one_part(loss: Callable[..., Tensor], part: tuple[Array, ...], weight: float
     drawn: dict[np.random.Generator, Any] = {}
     DELIVER.set(arrived.extend)
     DRAWN.set(drawn)
-    value = expect.instance("data_parallel: what loss returns", loss(*part), Tensor, "a tensor")
+    value = expect.instance("what loss returns", loss(*part), Tensor, "a tensor")
     value.backward(np.full(value.shape, weight, value.dtype))
     return weight * value.item(), arrived, drawn
 
