@@ -127,7 +127,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"stopped after step {run.trainer.done} and saved. To go on: {again}")
         return 130
     report(run)
-    print(f"metrics and checkpoint are in {args.out}; with more --steps it goes on: {again}")
+    more = f"{again} --steps {2 * run.trainer.done}"
+    print(f"metrics and checkpoint are in {args.out}; to go on with more steps: {more}")
     return 0
 
 

@@ -348,3 +348,13 @@ def test_sequential_has_a_length_and_an_order():
     layers = tr.nn.Linear(2, 3, rng=0), tr.nn.Linear(3, 2, rng=0)
     both = tr.nn.Sequential(*layers)
     assert len(both) == 2 and both[1] is layers[1]
+
+
+def test_a_parameter_is_not_replaced_by_accident():
+    layer = nn.Linear(2, 2, rng=0)
+    for value in (np.ones((2, 2)), [[1.0, 2.0]], 3.0):
+        with pytest.raises(TypeError, match=r"Linear\.weight is a Parameter.*\.weight\.data ="):
+            layer.weight = value
+    layer.weight.data = np.ones((2, 2))
+    layer.weight, layer.bias = nn.Parameter(np.zeros((2, 2), "f4")), None
+    assert list(layer.state_dict()) == ["weight"] and not layer.weight.data.any()

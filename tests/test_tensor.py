@@ -323,3 +323,32 @@ def test_the_engine_and_its_ops_are_read_in_one_sitting():
 def test_an_op_knows_what_it_is_spelled_out_as():
     assert tr.softmax.spelled_out is tr.composed.softmax
     assert tr.exp.spelled_out is None
+
+
+@pytest.mark.parametrize(
+    "change, after",
+    [("+=", [3.0, 4.0]), ("-=", [-1.0, 0.0]), ("*=", [2.0, 4.0]), ("/=", [0.5, 1.0])],
+)
+def test_a_parameter_is_changed_in_place_under_no_grad_only(change, after):
+    p = tr.Tensor([1.0, 2.0], requires_grad=True)
+    names = {"p": p}
+    with pytest.raises(RuntimeError, match=r"no_grad\(\) only: write x = x \+ y"):
+        exec(f"p {change} 2", names)
+    with tr.no_grad():
+        exec(f"p {change} 2", names)
+    assert names["p"] is p and p.requires_grad and p.is_leaf
+    np.testing.assert_array_equal(p.data, after)
+    y = p * 1
+    names = {"p": y}
+    exec(f"p {change} 2", names)  # of an intermediate value: a new tensor
+    assert names["p"] is not y and names["p"].requires_grad
+    np.testing.assert_array_equal(y.data, after)
+
+
+def test_backward_knows_of_a_parameter_that_was_changed_in_place():
+    p = tr.Tensor([1.0, 2.0], requires_grad=True)
+    y = (p * p).sum()
+    with tr.no_grad():
+        p -= 1
+    with pytest.raises(RuntimeError, match="changed since the forward pass"):
+        y.backward()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from tinyres import expect
+from tinyres.context import MODE
 
 if TYPE_CHECKING:
     from tinyres.signatures import ArrayLike, Axis
@@ -68,6 +69,7 @@ class Operators:
     __slots__ = ()
     _data: npt.NDArray[Any]
     _node: Any
+    data: Any
     grad: Any
     is_leaf: Any
     requires_grad: Any
@@ -101,6 +103,31 @@ class Operators:
 
     __radd__ = __add__
     __rmul__ = __mul__
+
+    # `x += y` makes a new tensor of the name x. Only a parameter is changed itself.
+
+    def __iadd__(self, other: Tensor | ArrayLike) -> Tensor:
+        return self._becomes(self + other)
+
+    def __isub__(self, other: Tensor | ArrayLike) -> Tensor:
+        return self._becomes(self - other)
+
+    def __imul__(self, other: Tensor | ArrayLike) -> Tensor:
+        return self._becomes(self * other)
+
+    def __itruediv__(self, other: Tensor | ArrayLike) -> Tensor:
+        return self._becomes(self / other)
+
+    def _becomes(self, result: Tensor) -> Tensor:
+        if not (self.requires_grad and self.is_leaf):
+            return result
+        if MODE.get().recording:
+            raise RuntimeError(
+                "a leaf that requires grad can be changed in place under no_grad() only: write "
+                "x = x + y for a new tensor, or use tr.optim"
+            )
+        self.data = result
+        return cast("Tensor", self)
 
     def __neg__(self) -> Tensor:
         return self * -1

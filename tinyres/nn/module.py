@@ -69,6 +69,16 @@ class Module:
         finally:
             SCOPE.reset(token)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        learned = isinstance(vars(self).get(name), Parameter)
+        if learned and not (value is None or isinstance(value, Tensor)):
+            raise TypeError(
+                f"{type(self).__name__}.{name} is a Parameter, and would no longer be learned: "
+                f"write new values into it (.{name}.data = ...), or assign a Parameter or None, "
+                f"got {expect.shown(value)}"
+            )
+        super().__setattr__(name, value)
+
     # ---- what is inside
 
     def members(self) -> Iterator[tuple[str, Parameter | Module]]:

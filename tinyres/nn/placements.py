@@ -53,5 +53,10 @@ def placement_class(placement: Any) -> type[Placement]:
     """
     if isinstance(placement, type) and issubclass(placement, Placement):
         return placement
+    if not isinstance(placement, str):
+        raise TypeError(
+            "placement must be a name in tr.nn.PLACEMENTS, or a class derived from tr.nn.Residual "
+            f"or tr.nn.BlockRule, got {expect.shown(placement)}"
+        )
     rule: type[Placement] = expect.one_of("placement", placement, PLACEMENTS)
     return rule
