@@ -302,7 +302,8 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Array]:
         raise ImportError(
             "reading .safetensors needs the package safetensors: pip install 'tinyres[interop]'"
         ) from error
-    return load_file(path)
+    arrays: dict[str, Array] = load_file(path)  # said here, where safetensors may be missing
+    return arrays
 
 
 def _arrays(state: State) -> dict[str, Array]:
