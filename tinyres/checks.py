@@ -34,26 +34,13 @@ def gradcheck(
     True
     """
     expect.function("gradcheck: fn", fn)
-    expect.instance("gradcheck: inputs", inputs, (list, tuple), "a list of arrays")
-    if not inputs:
-        raise ValueError("gradcheck: inputs must be at least one array, got none")
     if expect.number("gradcheck: eps", eps, 0) == 0:
         raise ValueError("gradcheck: eps must be above 0, got 0")
     atol, rtol = (
         expect.number("gradcheck: atol", atol, 0),
         expect.number("gradcheck: rtol", rtol, 0),
     )
-    arrays = [as_array(x, what="gradcheck: inputs") for x in inputs]
-    if not any(a.dtype.kind == "f" for a in arrays):
-        given = ", ".join(expect.shown(a) for a in arrays)
-        raise TypeError(
-            f"gradcheck: one of the inputs must be of a float dtype, got {given}: integers have "
-            "no gradient; give x.astype(float)"
-        )
-    tensors = [
-        Tensor(a, dtype=np.float64, requires_grad=True) if a.dtype.kind == "f" else Tensor(a)
-        for a in arrays
-    ]
+    tensors = _in_float64(inputs)
     y = expect.instance("gradcheck: what fn returns", fn(*tensors), Tensor, "a tensor")
     weights = expect.generator("gradcheck", seed).standard_normal(y.shape)
     # Caught on their way: the gradients of parameters that fn uses are nobody's business here.
@@ -82,6 +69,24 @@ def gradcheck(
                     f"({int(wrong.sum())} of {wrong.size} elements differ)"
                 )
     return True
+
+
+def _in_float64(inputs: Sequence[Tensor | ArrayLike]) -> list[Tensor]:
+    """Copies of the inputs; the float ones, of which there must be one, require grad."""
+    expect.instance("gradcheck: inputs", inputs, (list, tuple), "a list of arrays")
+    if not inputs:
+        raise ValueError("gradcheck: inputs must be at least one array, got none")
+    arrays = [as_array(x, what="gradcheck: inputs") for x in inputs]
+    if not any(a.dtype.kind == "f" for a in arrays):
+        given = ", ".join(expect.shown(a) for a in arrays)
+        raise TypeError(
+            f"gradcheck: one of the inputs must be of a float dtype, got {given}: integers have "
+            "no gradient; give x.astype(float)"
+        )
+    return [
+        Tensor(a, dtype=np.float64, requires_grad=True) if a.dtype.kind == "f" else Tensor(a)
+        for a in arrays
+    ]
 
 
 def _central_differences(f: Callable[[], float], t: Tensor, eps: float) -> Array:

@@ -36,7 +36,8 @@ def keep_pages() -> bool:
 def collect_rarely(new_objects: int = 10_000) -> None:
     """Let Python search for cycles only after so many new objects, where that is switched on.
 
-    Its own choice, 700 or 2,000 by the version, makes a step 3 % slower, and 15 % at 1,000 blocks.
+    With its own choice, 700 or 2,000 by the version, a step takes 3 % longer, and one of 1,000
+    blocks 15 % (`python -m tests.bench --depth`, with and without this).
 
     >>> collect_rarely()
     >>> gc.get_threshold()[0] >= 10_000 or not gc.get_threshold()[0]

@@ -81,7 +81,7 @@ class Processes:
             self._pool.submit(_one_part, i, *how, *part) for i, part in enumerate(rest)
         ]
         try:
-            share, arrived, drawn = _gradients(self._loss, self._params, *first)
+            share, arrived, drawn = _checked_part(self._loss, self._params, *first)
         finally:
             wait(self._running)
         done = [future.result() for future in self._running]
@@ -131,7 +131,7 @@ def _views(params: Sequence[Tensor], memory: Any) -> list[Array]:
     ]
 
 
-def _gradients(
+def _checked_part(
     loss: Callable[..., Tensor], params: Sequence[Tensor], part: tuple[Array, ...], weight: float
 ) -> Part:
     """`one_part` in a context of its own; all gradients must be those of `params`."""
@@ -184,7 +184,7 @@ def _one_part(
         p.requires_grad = requires_grad
         p.grad = None
     MODE.set(mode)
-    share, arrived, drawn = _gradients(loss, params, part, weight)
+    share, arrived, drawn = _checked_part(loss, params, part, weight)
     add_to_leaves(arrived)
     there = [k for k, p in enumerate(params) if p.grad is not None]
     for k in there:

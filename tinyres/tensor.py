@@ -47,7 +47,7 @@ class Node:
         self.grad: Array | None = None
         self.inputs = inputs
         self.pullback = pullback
-        self.attrs: dict[str, Any] | None = attrs
+        self.attrs = attrs
         self.scope = SCOPE.get()
 
 
