@@ -237,6 +237,7 @@ ROWS_OF_FUNCTIONS: dict[str, Row] = {
         lambda loss, params, count: tr.Processes(loss, params, count).close(),
         loss=("function", double), params=("params", [floats(3)]), count=("size", 2),
     ),
+    "Replay": row(tr.Replay, loss=("function", double), params=("params", [floats(3)])),
     "save": row(lambda path: tr.save(path, x=1), path=("path", None)),
     "load": row(tr.load, path=("path", None)),
     "probe.stream": row(tr.probe.stream, model=("model", MODEL), tokens=TOKENS),

@@ -18,6 +18,7 @@ from tinyres.checks import detect_anomaly, gradcheck
 from tinyres.recompute import checkpoint
 from tinyres.parallel import data_parallel
 from tinyres.processes import Processes
+from tinyres.replay import Replay
 from tinyres.state import load, save
 from tinyres import probe
 from tinyres.graph import draw, draw_pair, trace, trace_backward
@@ -30,8 +31,8 @@ __all__ = [
     "transpose", "var", "where", "attention", "cross_entropy", "dropout", "embedding", "gelu",
     "layer_norm", "linear", "log_softmax", "mse", "residual", "rms_norm", "self_attention",
     "softmax", "gelu_exact", "normal_cdf", "composed", "nn", "optim", "detect_anomaly",
-    "gradcheck", "checkpoint", "data_parallel", "Processes", "load", "save", "probe", "draw",
-    "draw_pair", "trace", "trace_backward",
+    "gradcheck", "checkpoint", "data_parallel", "Processes", "Replay", "load", "save", "probe",
+    "draw", "draw_pair", "trace", "trace_backward",
 ]  # fmt: skip
 
 keep_pages()

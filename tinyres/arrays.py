@@ -27,7 +27,7 @@ def as_array(data: Any, dtype: npt.DTypeLike | None = None, what: str = "Tensor"
     """
     data = data._data if isinstance(data, Operators) else data
     try:
-        array = np.array(data, order="C")
+        array = copied(data)
     except (TypeError, ValueError):
         raise ValueError(
             f"{what}: expected numbers in rows of one length, got {expect.shown(data)}"
@@ -44,6 +44,17 @@ def as_array(data: Any, dtype: npt.DTypeLike | None = None, what: str = "Tensor"
         data = data[0]
     python_numbers = not isinstance(data, np.ndarray | np.generic | Operators)
     return array.astype(np.float32) if python_numbers and array.dtype.kind in "iuf" else array
+
+
+def copied(data: Any) -> Array:
+    """A C-contiguous copy as an array of NumPy's own class; a recorded one stays recorded.
+
+    >>> copied([1, 2])
+    array([1, 2])
+    """
+    if isinstance(data, np.ndarray):
+        return np.array(data, order="C", like=data)
+    return np.array(data, order="C")
 
 
 @functools.lru_cache(maxsize=32)
@@ -93,7 +104,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.next_number = itertools.count(1).__next__
-        self.last_write = 0
+        self.last_write = self.last_change = 0
         self._writes: dict[int, tuple[int, weakref.ref[Array]]] = {}
 
     def note_write(self, array: Array) -> None:
@@ -101,6 +112,10 @@ class Clock:
         key, self.last_write = id(array), self.next_number()
         forget = weakref.ref(array, lambda _: self._writes.pop(key, None))
         self._writes[key] = self.last_write, forget
+
+    def note_change(self) -> None:
+        """Say that a module is another one now: what was recorded of it is out of date."""
+        self.last_change = self.next_number()
 
     def check_unwritten(self, op: str, number: int, pullback: Any) -> None:
         """Refuse a pullback that captured an array which was written after `number`."""

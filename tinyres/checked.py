@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tinyres import expect
-from tinyres.arrays import Array, as_array
+from tinyres.arrays import Array, as_array, copied
 from tinyres.signatures import TensorFunction
 from tinyres.tensor import Tensor
 
@@ -52,7 +52,7 @@ def checked_mask(mask: Any) -> Array | None:
     """The mask as a bool array."""
     if mask is None:
         return None
-    allowed = np.asarray(mask._data if isinstance(mask, Tensor) else mask)
+    allowed = np.asanyarray(mask._data if isinstance(mask, Tensor) else mask)
     if allowed.dtype != bool:
         raise TypeError(f"attention: mask must be bool (True = may attend), got {allowed.dtype}")
     return allowed
@@ -69,7 +69,7 @@ def checked_heads(width: int, heads: Any) -> int:
 def integers(what: str, value: Any) -> Array:
     """A copy of `value`, which must hold integers or nothing."""
     try:
-        array = np.array(value._data if isinstance(value, Tensor) else value)
+        array = copied(value._data if isinstance(value, Tensor) else value)
     except ValueError:
         raise ValueError(
             f"{what} must be integers in rows of one length, got {expect.shown(value)}"

@@ -11,8 +11,8 @@ import numpy as np
 from tinyres import expect
 from tinyres.arrays import Array, as_array
 from tinyres.context import Scope, no_grad, switched
-from tinyres.signatures import ArrayLike
-from tinyres.tensor import DELIVER, Node, Tensor
+from tinyres.signatures import ArrayLike, Arrived
+from tinyres.tensor import DELIVER, Tensor
 
 
 def gradcheck(
@@ -44,13 +44,13 @@ def gradcheck(
     y = expect.instance("gradcheck: what fn returns", fn(*tensors), Tensor, "a tensor")
     weights = expect.generator("gradcheck", seed).standard_normal(y.shape)
     # Caught on their way: the gradients of parameters that fn uses are nobody's business here.
-    arrived: list[tuple[Node, Array]] = []
+    arrived: Arrived = []
     token = DELIVER.set(arrived.extend)
     try:
         y.backward(weights)
     finally:
         DELIVER.reset(token)
-    gradients = {node: g for node, g in arrived}
+    gradients = {node: g for node, g, _ in arrived}
 
     @no_grad()
     def f() -> float:

@@ -28,7 +28,8 @@ def fit(
     >>> fit(np.ones((2, 3), "f4"), (3,), f32, f32, "add", 1)
     array([2., 2., 2.], dtype=float32)
     """
-    given = h = np.zeros(shape, dtype) if h is None else np.asarray(h)
+    given: Array = np.zeros(shape, dtype) if h is None else np.asanyarray(h)
+    h = given
     if h.shape != shape:
         h = unbroadcast(h, shape)
     if h.shape != shape:
@@ -42,7 +43,8 @@ def fit(
             f"{op}: its pullback returned a cotangent of dtype {h.dtype} for input {slot}, which "
             f"has dtype {dtype}: compute in the dtype of the inputs"
         )
-    return np.asarray(h, dtype)
+    fitted: Array = h.astype(dtype, copy=False)
+    return fitted
 
 
 def unbroadcast(g: Array, shape: tuple[int, ...]) -> Array:
@@ -53,7 +55,7 @@ def unbroadcast(g: Array, shape: tuple[int, ...]) -> Array:
     """
     g = g.sum(axis=tuple(range(g.ndim - len(shape))))
     repeated = tuple(i for i, n in enumerate(g.shape[: len(shape)]) if shape[i] == 1 != n)
-    return np.asarray(g.sum(axis=repeated, keepdims=True))
+    return np.asanyarray(g.sum(axis=repeated, keepdims=True))
 
 
 def one_each(op: str, returned: Any, inputs: int) -> Sequence[Any]:

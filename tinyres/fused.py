@@ -7,6 +7,7 @@ derived by hand needs fewer passes over memory; in NumPy these passes are what c
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from tinyres import checked, composed, expect
 from tinyres.arrays import Array, filled
 from tinyres.attend import attend
 from tinyres.context import note_draw
+from tinyres.recorded import whole
 from tinyres.signatures import ArrayLike, Cotangents, ValueAndPullback
 from tinyres.tensor import Tensor, op
 
@@ -90,7 +92,7 @@ def layer_norm(
     # Less its first value, a row of numbers near 1e6 keeps its digits when the mean is taken.
     x_hat = rows - rows[:, :1]
     x_hat -= (x_hat @ mean_of)[:, None]
-    scale = 1 / np.sqrt(np.vecdot(x_hat, x_hat) / d + float(eps))
+    scale = 1 / np.sqrt((x_hat * x_hat) @ mean_of + float(eps))
     x_hat *= scale[:, None]
     y = x_hat * gamma if gamma is not None else x_hat.copy()
     if beta is not None:
@@ -101,9 +103,9 @@ def layer_norm(
         weighted_mean = mean_of if gamma is None else gamma / d
         g_x_hat = g * x_hat
         # The mean and the part along x_hat can't pass: the output doesn't change with either.
-        gx = x_hat * -(g_x_hat @ weighted_mean)[:, None]
-        gx += g if gamma is None else g * gamma
+        gx = g.copy() if gamma is None else g * gamma
         gx -= (g @ weighted_mean)[:, None]
+        gx -= x_hat * (g_x_hat @ weighted_mean)[:, None]
         gx *= scale[:, None]
         ones = filled(len(g), 1, g.dtype)
         return gx.reshape(x.shape), ones @ g_x_hat, ones @ g
@@ -161,7 +163,7 @@ def gelu(x: Array) -> ValueAndPullback:
     Tensor([-0.1588  0.      0.8412])
     """
     c = math.sqrt(2 / math.pi)
-    half = np.asarray(x * x)  # an array even without dimensions, for out= below
+    half = np.asanyarray(x * x)  # an array even without dimensions, for out= below
     half *= c * 0.044715
     half += c
     half *= x
@@ -172,7 +174,7 @@ def gelu(x: Array) -> ValueAndPullback:
     def pullback(g: Array) -> Cotangents:
         # d/dx = half + x/2 (1 - tanh^2) c (1 + 3 * 0.044715 x^2); 1 - tanh^2 = 4 half (1 - half).
         # Kept is one array: to compute x * x again is faster than to fetch it from far away.
-        slope = np.asarray(x * x)
+        slope = np.asanyarray(x * x)
         slope *= 6 * c * 0.044715
         slope += 2 * c
         slope *= x
@@ -210,11 +212,11 @@ def attention(
         )
     batch = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     q, k, v = (np.broadcast_to(a, batch + a.shape[-2:]) for a in (q, k, v))
-    y = np.empty((*q.shape[:-1], v.shape[-1]), np.result_type(q, k, v))
+    y = np.empty((*q.shape[:-1], v.shape[-1]), np.result_type(q, k, v), like=q)
     back = attend(q, k, v, y, allowed=checked.checked_mask(mask), causal=causal)
 
     def pullback(g: Array) -> Cotangents:
-        gradients = [np.empty(a.shape, g.dtype) for a in (q, k, v)]
+        gradients = [np.empty(a.shape, g.dtype, like=g) for a in (q, k, v)]
         back(g, *gradients)
         return gradients
 
@@ -292,15 +294,21 @@ def embedding(weight: Array, *, index: Tensor | ArrayLike) -> ValueAndPullback:
     shape, dtype = weight.shape, weight.dtype
 
     def pullback(g: Array) -> Cotangents:
-        # Equal indices next to each other, so that each row of the table is one sum.
-        order = np.argsort(index, axis=None, kind="stable")
-        rows, starts = np.unique(index.reshape(-1)[order], return_index=True)
-        out = np.zeros(shape, dtype)
-        if rows.size:
-            out[rows] = np.add.reduceat(g.reshape(index.size, *shape[1:])[order], starts, axis=0)
-        return (out,)
+        return (_summed_rows(g, index, shape, dtype),)
 
     return weight[index], pullback
+
+
+@whole
+def _summed_rows(g: Array, index: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """The sum of those vectors of g that belong to each row of the table."""
+    # Equal indices next to each other, so that each row of the table is one sum.
+    order = np.argsort(index, axis=None, kind="stable")
+    rows, starts = np.unique(index.reshape(-1)[order], return_index=True)
+    out = np.zeros(shape, dtype)
+    if rows.size:
+        out[rows] = np.add.reduceat(g.reshape(index.size, *shape[1:])[order], starts, axis=0)
+    return out
 
 
 @op(spelled_out=composed.cross_entropy)
@@ -327,7 +335,7 @@ def cross_entropy(
     loss = (np.log(total[counted, 0]) - shifted[picked]).sum() / count
 
     def pullback(g: Array) -> Cotangents:
-        weight = np.zeros((len(rows), 1), rows.dtype)
+        weight = np.zeros((len(rows), 1), rows.dtype, like=g)
         weight[counted] = g / count
         out = e * (weight / total)
         out[picked] -= weight[counted, 0]
@@ -393,6 +401,11 @@ def dropout(
         return x
     expect.instance("dropout: rng", rng, np.random.Generator, "a numpy random Generator")
     note_draw(rng)
-    kept = rng.random(x.shape, dtype=np.float32) >= p
+    kept = _uniform(rng, x.shape) >= p
     keep = kept.astype(x.dtype) / max(1 - p, 1e-30)
     return dropout_(x, keep=keep)
+
+
+@whole
+def _uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return rng.random(shape, dtype=np.float32)

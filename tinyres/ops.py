@@ -238,7 +238,7 @@ def getitem(x: Array, *, index: Any) -> ValueAndPullback:
     kept = index if once else copy.deepcopy(index)  # its owner may change an array
 
     def pullback(g: Array) -> Cotangents:
-        out = np.zeros(shape, dtype)
+        out = np.zeros(shape, dtype, like=g)
         if once:
             out[kept] = g
         else:

@@ -13,10 +13,10 @@ import numpy as np
 from tinyres import expect
 from tinyres.arrays import Array
 from tinyres.context import DRAWN
-from tinyres.signatures import ArrayLike
-from tinyres.tensor import DELIVER, Node, Tensor, add_to_leaves
+from tinyres.signatures import ArrayLike, Arrived
+from tinyres.tensor import DELIVER, Tensor, add_to_leaves
 
-Part = tuple[float, list[tuple[Node, Array]], dict[np.random.Generator, Any]]
+Part = tuple[float, Arrived, dict[np.random.Generator, Any]]
 
 
 def data_parallel(
@@ -51,7 +51,7 @@ def split_rows(
     what: str, batch: Sequence[Any], count: int, sharers: str
 ) -> list[tuple[tuple[Array, ...], float]]:
     """The batch in `count` parts of its rows, each with its weight in the mean."""
-    arrays = [_rows(what, a) for a in batch]
+    arrays = batch_arrays(what, batch)
     rows = {len(a) for a in arrays if a.ndim}
     if len(rows) != 1 or any(a.ndim == 0 for a in arrays):
         raise ValueError(
@@ -80,8 +80,12 @@ def _helpers(count: int) -> ThreadPoolExecutor:
     return pools[count]
 
 
-def _rows(what: str, array: Any) -> Array:
-    """One array of the batch: integers stay what they are, tokens among them."""
+def batch_arrays(what: str, batch: Sequence[Any]) -> list[Array]:
+    """The arrays of a batch: integers stay what they are, tokens among them."""
+    return [_batch_array(what, array) for array in batch]
+
+
+def _batch_array(what: str, array: Any) -> Array:
     try:
         rows = np.asarray(array)
     except ValueError:
@@ -100,7 +104,7 @@ def _bound(
 
 def one_part(loss: Callable[..., Tensor], part: tuple[Array, ...], weight: float) -> Part:
     """The loss of a part times its weight in the mean, and the gradients, delivered to nobody."""
-    arrived: list[tuple[Node, Array]] = []
+    arrived: Arrived = []
     drawn: dict[np.random.Generator, Any] = {}
     DELIVER.set(arrived.extend)
     DRAWN.set(drawn)

@@ -92,7 +92,7 @@ class Processes:
             )
         add_to_leaves(arrived)
         for (_, there, _), gradients in zip(done, self._gradients):  # in the order of the parts
-            add_to_leaves([(self._params[i]._differentiable(), gradients[i].copy()) for i in there])
+            add_to_leaves([(self._params[i]._differentiable(), gradients[i], False) for i in there])
         return share + sum(theirs for theirs, _, _ in done)
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ def _checked_part(
 ) -> Part:
     """`one_part` in a context of its own; all gradients must be those of `params`."""
     share, arrived, drawn = contextvars.copy_context().run(one_part, loss, part, weight)
-    leaves = {node for node, _ in arrived if node.pullback is None}
+    leaves = {node for node, _, _ in arrived if node.pullback is None}
     if not leaves <= {p._node for p in params}:
         raise RuntimeError(
             "Processes: loss has a gradient for a tensor that is not among params, so it would "

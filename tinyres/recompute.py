@@ -10,7 +10,8 @@ import numpy as np
 from tinyres import expect
 from tinyres.arrays import Array
 from tinyres.context import DRAWN, MODE, no_grad, switched
-from tinyres.signatures import ArrayLike, Cotangents
+from tinyres.recorded import RECORDING
+from tinyres.signatures import ArrayLike, Arrived, Cotangents
 from tinyres.tensor import DELIVER, Node, Tensor, walk_back
 
 
@@ -28,6 +29,11 @@ def checkpoint(fn: Callable[..., Tensor], *inputs: Tensor | ArrayLike) -> Tensor
     expect.function("checkpoint: fn", fn)
     tensors = [x if isinstance(x, Tensor) else Tensor(x) for x in inputs]
     out, drawn = _run_and_forget(fn, tensors)
+    if drawn and RECORDING.get() is not None:
+        raise RuntimeError(
+            "checkpoint: fn drew from a random generator, and tr.Replay can't make it draw the "
+            "same again: use one of the two, or a model without dropout"
+        )
     mode = MODE.get()
     if not mode.recording:
         return out
@@ -58,7 +64,7 @@ def checkpoint(fn: Callable[..., Tensor], *inputs: Tensor | ArrayLike) -> Tensor
 def _cotangents(y: Tensor, g: Array, copies: list[Tensor]) -> Cotangents:
     """Walk back from y; what arrives at the copies is returned, the rest goes where the walk
     around this one collects."""
-    arrived: list[tuple[Node, Array]] = []
+    arrived: Arrived = []
     if y.requires_grad:
         token = DELIVER.set(arrived.extend)
         try:
@@ -66,8 +72,8 @@ def _cotangents(y: Tensor, g: Array, copies: list[Tensor]) -> Cotangents:
         finally:
             DELIVER.reset(token)
     own: dict[Node | None, Array] = {}
-    own |= {copy._node: g for copy in copies for node, g in arrived if node is copy._node}
-    DELIVER.get()([(node, g) for node, g in arrived if node not in own])
+    own |= {copy._node: g for copy in copies for node, g, _ in arrived if node is copy._node}
+    DELIVER.get()([entry for entry in arrived if entry[0] not in own])
     return [own.get(copy._node) for copy in copies]
 
 

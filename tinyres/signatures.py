@@ -21,6 +21,9 @@ Cotangents: TypeAlias = "Sequence[Array | None]"
 Pullback: TypeAlias = Callable[[Array], Cotangents]
 ValueAndPullback: TypeAlias = tuple[Array, Pullback]
 
+# Gradients on their way to leaves: the node, its gradient, whether nobody else has that array.
+Arrived: TypeAlias = "list[tuple[Node, Array, bool]]"
+
 # Sees each cotangent that crosses an edge: the node it came from, which of its inputs, what.
 Watch: TypeAlias = "Callable[[Node, int, Array], None]"
 # The same mathematics as an op's, in primitive ops (`tinyres.composed`).

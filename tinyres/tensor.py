@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar
 from heapq import heappop, heappush
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from tinyres import cotangents, expect
 from tinyres.arrays import CLOCK, Array, as_array, as_operand, note_write, operand_dtype, stays
 from tinyres.context import MODE, SCOPE
 from tinyres.operators import Operators
-from tinyres.signatures import ArrayLike, Cotangents, Op, Pullback, Twin, ValueAndPullback, Watch
+from tinyres.signatures import ArrayLike, Arrived, Op, Pullback, Twin, ValueAndPullback, Watch
 
 
 class Node:
@@ -53,7 +53,7 @@ class Node:
 
 def walk_back(root: Node, seed: Array, retain: bool = False, watch: Watch | None = None) -> None:
     """Carry `seed`, the cotangent of `root`, back to every leaf; `watch` sees each edge crossed."""
-    arrived: list[tuple[Node, Array]] = []
+    arrived: Arrived = []
     token = DELIVER.set(arrived.extend)  # a walk inside a pullback hands over what it finds
     try:
         _walk(root, seed, retain, watch, arrived)
@@ -62,7 +62,7 @@ def walk_back(root: Node, seed: Array, retain: bool = False, watch: Watch | None
     DELIVER.get()(arrived)  # only now: a pullback that fails leaves every gradient as it was
 
 
-def _walk(root: Node, seed: Array, retain: bool, watch: Watch | None, arrived: list[Any]) -> None:
+def _walk(root: Node, seed: Array, retain: bool, watch: Watch | None, arrived: Arrived) -> None:
     check = MODE.get().check
     of = {root: seed}  # the cotangent of each node that waits
     summed = set()  # nodes whose cotangent is a sum made here: nobody else holds that array
@@ -71,7 +71,7 @@ def _walk(root: Node, seed: Array, retain: bool, watch: Watch | None, arrived: l
         node = heappop(waiting)[1]
         g = of.pop(node)
         if node.keeps_grad:
-            arrived.append((node, g if node in summed else g.copy()))
+            arrived.append((node, g, node in summed))
         if node.pullback is None:
             continue
         if node.number < CLOCK.last_write:
@@ -92,22 +92,25 @@ def _walk(root: Node, seed: Array, retain: bool, watch: Watch | None, arrived: l
             elif source in summed:
                 np.add(of[source], h, out=of[source])
             else:
-                of[source] = np.asarray(of[source] + h)
+                of[source] = np.asanyarray(of[source] + h)
                 summed.add(source)
         if not retain:
             node.pullback, node.inputs, node.attrs, node.scope = _freed, (), None, None
 
 
-def add_to_leaves(arrived: Sequence[tuple[Node, Array]]) -> None:
+def add_to_leaves(arrived: Arrived) -> None:
     """Where gradients go in the end; `data_parallel` sends them elsewhere first."""
-    for node, g in arrived:
-        node.grad = g if node.grad is None else np.add(node.grad, g, out=node.grad)
+    for node, g, ours in arrived:
+        if node.grad is not None:
+            node.grad += g
+        else:
+            node.grad = g if ours else g.copy()
 
 
 DELIVER: ContextVar[Callable[..., None]] = ContextVar("tinyres_deliver", default=add_to_leaves)
 
 
-def _freed(_: Array) -> Cotangents:
+def _freed(_: Array) -> NoReturn:
     raise RuntimeError("backward: this graph has been walked already, and was freed on the way: "
                        "pass retain_graph=True to the first backward to walk it again")  # fmt: skip
 
@@ -212,7 +215,7 @@ class Tensor(Operators):
     def _of(value: Any) -> Tensor:
         """A tensor around an array that is ours already; a scalar is NumPy's array of no axes."""
         out = Tensor.__new__(Tensor)
-        out._data = value if value.__class__ is np.ndarray else np.asarray(value)
+        out._data = value if isinstance(value, np.ndarray) else np.asarray(value)
         out._node = None
         return out
 
@@ -261,10 +264,8 @@ class Tensor(Operators):
         if not self.is_leaf:
             raise RuntimeError("requires_grad: only a leaf can change it; detach() this one first")
         if value and self._data.dtype.kind != "f":
-            raise TypeError(
-                f"requires_grad: a tensor of dtype {self._data.dtype} has no gradient; "
-                "give it a float dtype, as in Tensor(data, dtype='float32')"
-            )
+            raise TypeError(f"requires_grad: a tensor of dtype {self._data.dtype} has no gradient; "
+                            "give it a float dtype: Tensor(data, dtype='float32')")  # fmt: skip
         if value != self.requires_grad:
             self._node = Node(self._kind, self._data, requires_grad=True) if value else None
 

@@ -98,7 +98,9 @@ def build_tinyres(w: Workload, way: str = "one batch") -> Step:
         loss.backward()
         return loss.item()
 
-    if way == "processes":
+    if way == "replayed":
+        loss_and_gradients = tr.Replay(model.loss, model.parameters()).backward
+    elif way == "processes":
         loss_and_gradients = tr.Processes(model.loss, model.parameters()).backward
     else:
         in_threads = functools.partial(tr.data_parallel, model.loss, threads=2)

@@ -164,13 +164,14 @@ def build_mygrad(w: Workload) -> Step:
     return step
 
 
-ONE_BATCH = "tinyres, one batch"
+ONE_BATCH, REPLAYED = "tinyres, one batch", "tinyres, replayed"
 # The halves of the batch in two threads or in two processes, each with one thread for BLAS.
 IN_THREADS, IN_PROCESSES = "tinyres, 2 threads", "tinyres, 2 processes"
 IN_HALVES = (IN_THREADS, IN_PROCESSES)
 PRODUCTS = "bare products"
 PEERS: dict[str, Callable[[Workload], Step]] = {
     ONE_BATCH: build_tinyres,
+    REPLAYED: functools.partial(build_tinyres, way="replayed"),
     IN_THREADS: functools.partial(build_tinyres, way="threads"),
     IN_PROCESSES: functools.partial(build_tinyres, way="processes"),
     "PyTorch": build_torch,

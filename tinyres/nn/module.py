@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy.typing as npt
 
 from tinyres import expect
-from tinyres.arrays import Array, as_array, note_write
+from tinyres.arrays import CLOCK, Array, as_array, note_write
 from tinyres.context import SCOPE, Scope
 from tinyres.signatures import ArrayLike
 from tinyres.tensor import Tensor
@@ -78,6 +78,7 @@ class Module:
                 f"got {expect.shown(value)}"
             )
         super().__setattr__(name, value)
+        CLOCK.note_change()
 
     # ---- what is inside
 

@@ -1,0 +1,422 @@
+"""`tr.Replay`: a step that is played back gives the bits that it gives when it is computed."""
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+
+import tinyres as tr
+from tests.placed import disturb
+from tinyres import nn, recorded, replay
+from tinyres.recorded import Recorded
+from tinyres.reuse import share_memory
+
+RNG = np.random.default_rng
+
+
+def batch_of(seed, rows=3, tokens=6):
+    text = RNG(seed).integers(0, 9, (rows, tokens + 1))
+    return text[:, :-1], text[:, 1:]
+
+
+def model_of(**options):
+    size = {"vocab": 9, "d_model": 8, "heads": 2, "blocks": 2, "context": 6, "rng": 0}
+    model = nn.TransformerLM(**{**size, **options})
+    disturb(model, RNG(1))
+    return model
+
+
+def assert_same_training(make, loss_of, batches, steps=5, how=contextlib.nullcontext):
+    """Train one model as ever and one by Replay: same losses and parameters, bit by bit."""
+    plain, played = make(), make()
+    optimizers = [tr.optim.Adam(m.parameters(), lr=0.01) for m in (plain, played)]
+    step = tr.Replay(loss_of(played), played.parameters())
+    for i in range(steps):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        with how():
+            loss = loss_of(plain)(*batches(i))
+            loss.backward()
+            assert step.backward(*batches(i)) == loss.item()
+        for p, q in zip(plain.parameters(), played.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None)
+            assert p.grad is None or np.array_equal(p.grad, q.grad, equal_nan=True)
+        for optimizer in optimizers:
+            optimizer.step()
+    return step
+
+
+@pytest.mark.parametrize("placement", nn.PLACEMENTS)
+def test_every_placement(placement):
+    step = assert_same_training(
+        lambda: model_of(placement=placement), lambda m: m.loss, lambda i: batch_of(i)
+    )
+    assert step.recordings == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dropout": 0.2},
+        {"activation": "gelu"},
+        {"activation": "gelu_exact", "tied": True},
+        {"activation": "tanh", "norm": "rms"},
+        {"causal": False, "placement": "dyt"},
+    ],
+    ids=str,
+)
+def test_every_part_of_a_model(options):
+    assert_same_training(lambda: model_of(**options), lambda m: m.loss, lambda i: batch_of(i))
+
+
+def test_ops_spelled_out_and_float64():
+    def make():
+        return model_of().astype("float64")
+
+    assert_same_training(make, lambda m: m.loss, lambda i: batch_of(i), how=tr.spelled_out)
+
+
+def test_checkpoints():
+    def loss_of(model):
+        def loss(tokens, targets):
+            x = model.embed(tokens)
+            for block in model.stack.blocks:
+                x = tr.checkpoint(block, x)
+            return tr.cross_entropy(model.head(model.stack.final_norm(x)), targets)
+
+        return loss
+
+    assert_same_training(model_of, loss_of, lambda i: batch_of(i))
+    model = model_of(dropout=0.3)
+    with pytest.raises(RuntimeError, match="Replay can't make it draw the same"):
+        tr.Replay(loss_of(model), model.parameters()).backward(*batch_of(0))
+
+
+def test_an_encoder_and_a_decoder():
+    def make():
+        model = nn.TransformerEncoderDecoder(9, 8, heads=2, blocks=1, context=6, rng=0)
+        disturb(model, RNG(1))
+        return model
+
+    assert_same_training(make, lambda m: m.loss, lambda i: (batch_of(i + 9)[0], *batch_of(i)))
+
+
+def test_float_batches_indices_and_masks():
+    class Net(nn.Module):
+        def __init__(self):
+            self.table = nn.Parameter(RNG(0).standard_normal((5, 4)).astype("f4"))
+            self.layer = nn.Linear(4, 3, rng=0)
+
+        def loss(self, x, y, index, allowed):
+            h = tr.concatenate([self.table[index], self.table[index[::-1], ::-1]], axis=1)
+            h = tr.attention(h, h, tr.stack([h, h])[1], mask=allowed)
+            h = tr.where(x > 0, h[:, :, :4].relu(), x * h)
+            out = self.layer(h).max(1) + self.layer(x[:, :2]).var(1)
+            return tr.mse(out, y) + (tr.norm(h) / (1 + x.std())).log()
+
+    def batches(i):
+        rng = RNG(i)
+        x, y = rng.standard_normal((2, 8, 4)), rng.standard_normal((2, 3))
+        allowed = rng.random((2, 8, 8)) < 0.7
+        return x.astype("f4"), y.astype("f4"), rng.integers(0, 5, (2, 4)), allowed
+
+    assert_same_training(Net, lambda m: m.loss, batches)
+
+
+def test_a_batch_of_another_shape_is_recorded_too_and_the_oldest_is_forgotten():
+    def batches(i):
+        return batch_of(i, rows=(3, 3, 2, 3, 2, 3)[i])
+
+    step = assert_same_training(model_of, lambda m: m.loss, batches, steps=6)
+    assert step.recordings == 2
+    for rows in range(3, 3 + replay.PROGRAMS + 1):
+        step.backward(*batch_of(0, rows))
+    assert step.recordings == 2 + replay.PROGRAMS
+    step.backward(*batch_of(0, 3))
+    assert step.recordings == 3 + replay.PROGRAMS
+
+
+def test_a_model_that_was_changed_is_recorded_anew():
+    model = model_of(dropout=0.5)
+    step = tr.Replay(model.loss, model.parameters())
+
+    def played():
+        for _ in range(3):
+            model.zero_grad()
+            loss = step.backward(*batch_of(0))
+        return loss, step.recordings
+
+    assert played()[1] == 1
+    model.eval()
+    assert played() == (model.loss(*batch_of(0)).item(), 2)
+    model.token.weight.requires_grad = False
+    assert played()[1] == 3
+    assert model.token.weight.grad is None
+    tr.optim.SGD(model.parameters(), lr=0.1)  # moves them into an array of its own
+    assert played()[1] == 4
+    with tr.spelled_out():
+        assert played()[1] == 5
+    model.stack.blocks[0].attention.norm.eps = 0.1
+    assert played() == (model.loss(*batch_of(0)).item(), 6)
+
+
+def test_gradients_add_up_and_belong_to_the_caller():
+    model = model_of()
+    step = tr.Replay(model.loss, model.parameters())
+    for _ in range(3):
+        model.zero_grad()
+        step.backward(*batch_of(0))
+    once = model.head.weight.grad
+    values = once.copy()
+    model.zero_grad()
+    step.backward(*batch_of(1))
+    assert np.array_equal(once, values)
+    step.backward(*batch_of(0))
+    model.loss(*batch_of(1)).backward()
+    model.loss(*batch_of(0)).backward()
+    twice = model.head.weight.grad
+    model.zero_grad()
+    for seed in (1, 0, 1, 0):
+        step.backward(*batch_of(seed))
+    np.testing.assert_allclose(model.head.weight.grad, twice, rtol=1e-5, atol=1e-7)
+
+
+@tr.op
+def double_or_triple(x):
+    """A decision that hangs on a value."""
+    factor = 2 if x.sum() > 0 else 3
+    return factor * x, lambda g: (factor * g,)
+
+
+@tr.op
+def distinct(x):
+    """How many distinct numbers there are: an array whose shape hangs on values."""
+    return np.ones_like(np.unique(x)).sum() + 0 * x.sum(), lambda g: (0 * x + g,)
+
+
+@tr.op
+def positive_or_not(x):
+    """A decision of a function that returns True or False."""
+    factor = 2 if np.array_equal(x, abs(x)) else 3
+    return factor * x, lambda g: (factor * g,)
+
+
+@pytest.mark.parametrize("of", [double_or_triple, distinct, positive_or_not])
+def test_where_a_decision_falls_otherwise_the_step_is_computed(of):
+    rng = RNG(0)
+    w = tr.Tensor([1.0, 2.0], requires_grad=True)
+
+    def loss(x):
+        return (tr.dropout(w, 0.5, rng) * of(w * x)).sum()
+
+    step = tr.Replay(loss, [w])
+    batches = [RNG(i).integers(-2, 3, 2).astype("f4") for i in range(400)]
+    for x in batches:
+        w.grad, before = None, rng.bit_generator.state
+        found, g = step.backward(x), w.grad
+        after, rng.bit_generator.state = rng.bit_generator.state, before
+        w.grad = None
+        expected = loss(x)
+        expected.backward()
+        assert (found, g.tolist()) == (expected.item(), w.grad.tolist())
+        assert after == rng.bit_generator.state
+    assert 3 < step.recordings < 40  # and not once in two or three steps
+
+
+def test_what_a_recording_can_not_see_is_refused():
+    w = tr.Tensor([1.0, 2.0], requires_grad=True)
+
+    @tr.op
+    def blind(x):
+        return np.asarray(x) * 2, lambda g: (2 * g,)
+
+    @tr.op
+    def filled_in(x):
+        out = np.zeros(x.shape, x.dtype)
+        out[:] = x
+        return out, lambda g: (g,)
+
+    def from_outside(x):
+        outside[0] += 1
+        return (w * x).sum() * outside[0]
+
+    outside = [1.0]
+    for loss in (lambda x: blind(w * x).sum(), lambda x: filled_in(w * x).sum(), from_outside):
+        step = tr.Replay(loss, [w])
+        step.backward(np.ones(2, "f4"))
+        w.grad = None
+        with pytest.raises(RuntimeError, match=r"Replay: played back, loss is .* like=x"):
+            step.backward(np.full(2, 3, "f4"))
+        assert w.grad is None
+    # Of the batch alone: seen as soon as that is another one.
+    step = tr.Replay(lambda x: (w * np.asarray(x)).sum(), [w])
+    assert [step.backward(np.ones(2, "f4")) for _ in range(3)] == [3, 3, 3]
+    with pytest.raises(RuntimeError, match="Replay: played back, loss is 3"):
+        step.backward(np.zeros(2, "f4"))
+
+
+def test_python_numbers_and_unknown_tensors_are_refused():
+    w, other = (tr.Tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
+
+    @tr.op
+    def scaled(x):
+        return float(x.sum()) * x, lambda g: (g,)
+
+    with pytest.raises(TypeError, match="Python number was made of an array"):
+        tr.Replay(lambda x: scaled(w * x).sum(), [w]).backward(np.ones(2, "f4"))
+    with pytest.raises(TypeError, match="NumPy would lose the gradient"):
+        tr.Replay(lambda x: np.concatenate([x, w]), [w]).backward(np.ones(2, "f4"))
+    with pytest.raises(RuntimeError, match="not among params"):
+        tr.Replay(lambda x: (w * x * other).sum(), [w]).backward(np.ones(2, "f4"))
+    with pytest.raises(ValueError, match="no tensor among params requires grad"):
+        tr.Replay(lambda x: x, [tr.Tensor([1.0])])
+    with pytest.raises(TypeError, match="what loss returns must be a tensor"):
+        tr.Replay(lambda x: x, [w]).backward(np.ones(2, "f4"))
+    with pytest.raises(ValueError, match="starts at one number"):
+        tr.Replay(lambda x: w * x, [w]).backward(np.ones(2, "f4"))
+    with tr.no_grad(), pytest.raises(RuntimeError, match="no_grad"):
+        tr.Replay(lambda x: (w * x).sum(), [w]).backward(np.ones(2, "f4"))
+    assert w._data.__class__ is np.ndarray and w.grad is None and other.grad is None
+
+
+def test_detect_anomaly_sees_the_ops_of_a_step_that_was_recorded():
+    w = tr.Tensor([1.0, 2.0], requires_grad=True)
+    step = tr.Replay(lambda x: (w * x).log().sum(), [w])
+    for _ in range(3):
+        step.backward(np.ones(2, "f4"))
+    with tr.detect_anomaly(), np.errstate(all="ignore"), pytest.raises(FloatingPointError):
+        step.backward(np.zeros(2, "f4"))
+
+
+def test_a_wrong_batch_is_refused_in_the_words_of_the_loss():
+    model = model_of()
+    step = tr.Replay(model.loss, model.parameters())
+    for i in range(3):
+        step.backward(*batch_of(i))
+    tokens, targets = batch_of(0)
+    with pytest.raises(IndexError, match="it must be from 0 to 8"):
+        step.backward(tokens + 5, targets)
+    with pytest.raises(IndexError, match="it must be from 0 to 8"):
+        step.backward(tokens, targets + 5)
+    with pytest.raises(TypeError, match="Replay: batch must hold arrays of numbers"):
+        step.backward(tokens, "targets")
+    assert step.backward(tokens, targets) == model.loss(tokens, targets).item()
+
+
+def test_an_interrupted_step_leaves_nothing_behind(monkeypatch):
+    model = model_of()
+    step = tr.Replay(model.loss, model.parameters())
+    for i in range(3):
+        step.backward(*batch_of(i))
+    model.zero_grad()
+    (program,) = step._programs.values()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program, "calls", [*program.calls[:50], (interrupt, ())])
+    with pytest.raises(KeyboardInterrupt):
+        step.backward(*batch_of(0))
+    assert all(p.grad is None for p in model.parameters())
+    assert step.backward(*batch_of(0)) == model.loss(*batch_of(0)).item()
+
+
+def test_threads_that_share_one_replay():
+    model = model_of()
+    step = tr.Replay(model.loss, model.parameters())
+    expected = [model.loss(*batch_of(i)).item() for i in range(8)]
+    found = [None] * 8
+
+    def run(i):
+        for _ in range(5):
+            found[i] = step.backward(*batch_of(i))
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == expected and step.recordings == 1
+
+
+def into(x, function, *args):
+    """A function that writes into what it is given, on a copy."""
+    y = x.copy()
+    function(y, *args)
+    return y
+
+
+FUNCTIONS = {
+    "ufuncs": lambda x, i: np.exp(-abs(x)) / 3 + x**2 - 2 * np.maximum(x, 0),
+    "two results": lambda x, i: np.add(*np.modf(x)),
+    "out": lambda x, i: into(x, lambda y: np.multiply(y, 2, out=y)),
+    "in place": lambda x, i: into(x, lambda y: y.__imul__(x)),
+    "where=": lambda x, i: np.sqrt(x, out=np.zeros_like(x), where=x > 0),
+    "reductions": lambda x, i: x.sum() + x.max(0) - x.mean(1, keepdims=True) + x.std() + x.prod(0),
+    "ufunc methods": lambda x, i: np.add.reduceat(np.multiply.outer(x[0], x[1]), [0, 2], 0),
+    "accumulate": lambda x, i: np.add.accumulate(x, 1) + x.cumsum(0),
+    "at": lambda x, i: into(x, np.add.at, i, 1),
+    "matmul": lambda x, i: x @ x.T + x.dot(x.T) + np.vecdot(x, x),
+    "views": lambda x, i: x.T[1:, ::-1].reshape(-1) + np.moveaxis(x, 0, 1)[1:].ravel(),
+    "indexing": lambda x, i: x[i] + x[:, i[:2] // 2].sum(),
+    "set items": lambda x, i: into(x, lambda y: y.__setitem__(i, x[0])),
+    "set where": lambda x, i: into(x, lambda y: y.__setitem__(y > 0, 7)),
+    "methods": lambda x, i: x.take(i, 0) + x.repeat(2, 0)[:4] + x.astype("f8").round(1)[i],
+    "other dtypes": lambda x, i: x.astype("i2") + x.astype(bool) * i.astype("f4")[:, None],
+    "sorting": lambda x, i: into(x, lambda y: y.sort(0)) + np.sort(x, 1) + x.argsort(0),
+    "filling": lambda x, i: into(np.empty_like(x), lambda y: y.fill(3)) + np.full_like(x, 2),
+    "joining": lambda x, i: np.concatenate([x, np.stack([x, x])[1]]) + np.vstack([x, x]),
+    "splitting": lambda x, i: np.split(x, 2)[0] + np.array_split(x, 2, axis=0)[1],
+    "einsum": lambda x, i: np.einsum("ij,kj->ik", x, x),
+    "where": lambda x, i: np.where(x > 0, x, 0.5) + np.clip(x, -1, 1),
+    "like": lambda x, i: np.array(x, like=x) + np.zeros(x.shape, like=x) + np.ones_like(x),
+    "copyto": lambda x, i: into(np.zeros_like(x), np.copyto, x),
+    "norm": lambda x, i: np.linalg.norm(x, axis=0),
+    "shapes": lambda x, i: x * np.size(x) * x.ndim * np.shape(x)[0] * len(x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_numpy_functions_are_written_down(name):
+    function, index = FUNCTIONS[name], np.array([2, 0, 1, 2])
+    x, new = RNG(0).standard_normal((2, 4, 3)).astype("f4")
+    recording = recorded.Recording()
+    token = recorded.RECORDING.set(recording)
+    try:
+        y = function(x.view(Recorded), index.view(Recorded))
+        assert isinstance(y, Recorded)
+    finally:
+        recorded.RECORDING.reset(token)
+    calls, moved, _ = share_memory(recording, [recorded.bare(y)])
+    y = moved(recorded.bare(y))
+    x[...], index[...] = new, [0, 3, 3, 1]
+    for f, args, options in calls:
+        f(*args, **options)
+    expected = function(new, index)
+    assert y.dtype == expected.dtype
+    assert np.array_equal(y, expected)
+
+
+def test_memory_is_used_again():
+    x = np.ones(1000)
+    recording = recorded.Recording()
+    token = recorded.RECORDING.set(recording)
+    try:
+        y = x.view(Recorded)
+        for _ in range(50):
+            y = np.tanh(y).copy()
+    finally:
+        recorded.RECORDING.reset(token)
+    assert sum(a.nbytes for a in recording.made) == 100 * 8000
+    _, _, size = share_memory(recording, [recorded.bare(y)])
+    assert size == 2 * 8000  # what a call reads, and what it writes
+
+
+def test_without_a_recording_such_an_array_is_like_any_other():
+    x = np.arange(3.0).view(Recorded)
+    assert type(x + 1) is type(x[:2].copy()) is type(np.concatenate([x, x])) is np.ndarray
+    assert (float(x[1:2].sum()), x.tolist()) == (1.0, [0.0, 1.0, 2.0])
+    assert bool(np.ones(1).view(Recorded)) and int(np.ones(()).view(Recorded)) == 1
+    np.add.at(x, [0, 0], 1.0)
+    assert x.tolist() == [2.0, 1.0, 2.0]
