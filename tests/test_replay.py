@@ -358,6 +358,8 @@ FUNCTIONS = {
     "accumulate": lambda x, i: np.add.accumulate(x, 1) + x.cumsum(0),
     "at": lambda x, i: into(x, np.add.at, i, 1),
     "matmul": lambda x, i: x @ x.T + x.dot(x.T) + np.vecdot(x, x),
+    # Some versions of NumPy copy such views for BLAS, others sum by themselves.
+    "matmul of strided views": lambda x, i: x.repeat(40, 1)[:, ::2] @ x.repeat(40, 1)[:, ::2].T,
     "views": lambda x, i: x.T[1:, ::-1].reshape(-1) + np.moveaxis(x, 0, 1)[1:].ravel(),
     "indexing": lambda x, i: x[i] + x[:, i[:2] // 2].sum(),
     "set items": lambda x, i: into(x, lambda y: y.__setitem__(i, x[0])),
@@ -368,6 +370,7 @@ FUNCTIONS = {
     "filling": lambda x, i: into(np.empty_like(x), lambda y: y.fill(3)) + np.full_like(x, 2),
     "joining": lambda x, i: np.concatenate([x, np.stack([x, x])[1]]) + np.vstack([x, x]),
     "splitting": lambda x, i: np.split(x, 2)[0] + np.array_split(x, 2, axis=0)[1],
+    "matmul of two dtypes": lambda x, i: x @ x.T.astype("f8"),
     "einsum": lambda x, i: np.einsum("ij,kj->ik", x, x),
     "where": lambda x, i: np.where(x > 0, x, 0.5) + np.clip(x, -1, 1),
     "like": lambda x, i: np.array(x, like=x) + np.zeros(x.shape, like=x) + np.ones_like(x),

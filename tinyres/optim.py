@@ -54,14 +54,14 @@ class _Flat:
         """
         if any(p.data is not view for p, view in zip(self.params, self.views)):
             self.gather()  # somebody gave a parameter an array of its own since
-        key = [(p.grad is not None, steps) for p, steps in zip(self.params, self.steps)]
+        grads: list[Any] = [p.grad for p in self.params]
+        key = [(g is not None, steps) for g, steps in zip(grads, self.steps)]
         for (has_grad, steps), group in itertools.groupby(range(len(key)), key.__getitem__):
             if has_grad:
                 members = list(group)
                 first, last = members[0], members[-1] + 1
                 run = slice(self.bounds[first], self.bounds[last])
-                grads = [p.grad.reshape(-1) for p in self.params[first:last]]  # type: ignore[union-attr]
-                np.concatenate(grads, out=self.grad[run])
+                np.concatenate(grads[first:last], axis=None, out=self.grad[run])
                 self.steps[first:last] = [steps + 1] * (last - first)
                 yield run, steps + 1
                 # Kept, because the note refers to it weakly.

@@ -78,7 +78,9 @@ class Recorded(np.ndarray[Any, Any]):
             recording.made += map(owner, into)
             out = tuple(a.view(Recorded) for a in into)
         options.pop("order", None)  # played back, the result has its place
-        if method == "__call__" and not options and ufunc not in NAMED_OUT:
+        if ufunc is np.matmul and _fit_dot(*inputs, *into):
+            recording.note(np.ndarray.dot, *inputs, *into)
+        elif method == "__call__" and not options and ufunc not in NAMED_OUT:
             recording.note(function, *_numbers_as_arrays(inputs), *into)
         else:
             recording.note(function, *_numbers_as_arrays(inputs), **options, out=into)
@@ -96,8 +98,9 @@ class Recorded(np.ndarray[Any, Any]):
         noted(operator.setitem, (self, index, value), {})
 
     def __bool__(self) -> bool:
-        truth = bool(bare(self))
-        _note_decision(truth, bool, bare(self))
+        truth, recording = bool(bare(self)), RECORDING.get()
+        if recording is not None:
+            recording.note(_still, bare(self), truth)
         return truth
 
     def __deepcopy__(self, _: Any) -> Any:
@@ -139,7 +142,7 @@ def noted(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str
     if recording is None:
         return returned
     if isinstance(returned, bool) and function not in OF_MEMORY:
-        _note_decision(returned, function, *args, **options)
+        recording.note(_returns_still, function, args, options, returned)
     values = returned if isinstance(returned, tuple | list) else (returned,)
     if not all(isinstance(value, np.ndarray | np.generic) for value in values):
         if returned is None:
@@ -179,15 +182,22 @@ def _write(into: list[Array], function: Callable[..., Any], args: Any, options: 
         array[...] = value
 
 
-def _note_decision(truth: bool, function: Callable[..., Any], *args: Any, **options: Any) -> None:
-    recording = RECORDING.get()
-    if recording is not None:
-        recording.note(_decide, truth, function, args, options)
+def _still(array: Array, truth: bool) -> None:
+    if bool(array) is not truth:
+        raise Diverged
 
 
-def _decide(truth: bool, function: Callable[..., Any], args: Any, options: Any) -> None:
+def _returns_still(function: Callable[..., Any], args: Any, options: Any, truth: bool) -> None:
     if function(*args, **options) is not truth:
         raise Diverged
+
+
+def _fit_dot(a: Array, b: Array, into: Array) -> bool:
+    """Whether `a.dot(b, into)` makes the BLAS call that matmul would, half a microsecond faster."""
+    arrays = (a, b, into)
+    return into.flags.c_contiguous and all(
+        x.ndim in (1, 2) and x.flags.forc and x.dtype == into.dtype and x.size for x in arrays
+    )
 
 
 def _numbers_as_arrays(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
