@@ -234,8 +234,10 @@ ROWS_OF_FUNCTIONS: dict[str, Row] = {
         threads=("size", 2),
     ),
     "Processes": row(
-        lambda loss, params, count: tr.Processes(loss, params, count).close(),
-        loss=("function", double), params=("params", [floats(3)]), count=("size", 2),
+        lambda loss, params, count, replay: tr.Processes(
+            loss, params, count, replay=replay
+        ).close(),
+        loss=("function", double), params=("params", [floats(3)]), count=("size", 2), replay=FLAG,
     ),
     "Replay": row(tr.Replay, loss=("function", double), params=("params", [floats(3)])),
     "save": row(lambda path: tr.save(path, x=1), path=("path", None)),

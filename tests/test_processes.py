@@ -25,12 +25,13 @@ def model_of(**options):
     return nn.TransformerLM(vocab=9, d_model=8, heads=2, blocks=2, context=6, rng=0, **options)
 
 
-def test_a_shared_batch_gives_the_gradients_of_the_whole_one_step_after_step():
+@pytest.mark.parametrize("replay", [False, True])
+def test_a_shared_batch_gives_the_gradients_of_the_whole_one_step_after_step(replay):
     model = model_of().astype("float64")
     model.token.weight.requires_grad = False  # frozen
     optimizer = tr.optim.Adam(model.parameters(), lr=0.01)
     tokens, targets = batch_of(5)
-    with tr.Processes(model.loss, model.parameters(), count=3) as shared:
+    with tr.Processes(model.loss, model.parameters(), count=3, replay=replay) as shared:
         for _ in range(2):  # the second time with the parameters that the first step left
             model.zero_grad()
             loss = model.loss(tokens, targets)
@@ -199,12 +200,13 @@ def elsewhere(x):
 
 def test_what_can_not_be_shared():
     model = model_of(dropout=0.5)
-    with (
-        tr.Processes(model.loss, model.parameters()) as shared,
-        pytest.raises(RuntimeError, match=r"draws the same.*eval\(\)"),
-    ):
-        shared.backward(*batch_of(4))
-    assert all(p.grad is None for p in model.parameters())
+    for replay in (False, True):
+        with (
+            tr.Processes(model.loss, model.parameters(), replay=replay) as shared,
+            pytest.raises(RuntimeError, match=r"draws the same.*eval\(\)"),
+        ):
+            shared.backward(*batch_of(4))
+        assert all(p.grad is None for p in model.parameters())
     with pytest.raises(TypeError, match=r"pickle can copy, such as model\.loss.*lambda"):
         tr.Processes(lambda tokens, targets: model.loss(tokens, targets), model.parameters())
     with (
@@ -226,7 +228,8 @@ def test_what_can_not_be_shared():
         tr.Processes(model.loss, model.parameters(), count=1)
 
 
-def test_what_happens_in_another_process(monkeypatch):
+@pytest.mark.parametrize("replay", [False, True])
+def test_what_happens_in_another_process(monkeypatch, replay):
     called = []
     monkeypatch.setattr(signal, "signal", lambda *args: called.append(args))
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: multiprocessing.Process())
@@ -234,14 +237,14 @@ def test_what_happens_in_another_process(monkeypatch):
     monkeypatch.setattr(os, "_exit", called.append)
     model, theirs = Odd(), Odd()
     values, gradients = (processes._shared(model.parameters()) for _ in range(2))
-    processes._begin(theirs, theirs.parameters(), values, [gradients])
+    processes._begin(theirs, theirs.parameters(), values, [gradients], replay)
     for value, p in zip(processes._views(model.parameters(), values), model.parameters()):
         value[...] = 2 * p.data
     assert np.array_equal(theirs.w.data, [2, 4])  # nothing was copied to it
-    found = processes._one_part(
-        0, context.Mode(), [True, True], (np.array([[0.0, 0.0], [1.0, 2.0]], "f4"),), 0.5
-    )
-    assert found == (0.5 * 10 / 4, [0], False)
+    part = (np.array([[0.0, 0.0], [1.0, 2.0]], "f4"),)
+    for _ in range(3):  # recorded, played and compared, played
+        found = processes._one_part(0, context.Mode(), [True, True], part, 0.5)
+        assert found == (0.5 * 10 / 4, [0], False)
     left = processes._views(model.parameters(), gradients)
     np.testing.assert_allclose(left[0], [0.125, 0.25])
     assert np.array_equal(left[1], [0])

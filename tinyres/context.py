@@ -103,6 +103,11 @@ DRAWN: ContextVar[dict[np.random.Generator, Any] | None] = ContextVar("tinyres_d
 
 def note_draw(rng: np.random.Generator) -> None:
     """Say that `rng` is about to be drawn from, so that `checkpoint` can draw the same again."""
+    note_draws({rng: rng.bit_generator.state})
+
+
+def note_draws(states: dict[np.random.Generator, Any]) -> None:
+    """Say of several generators that they were drawn from, and what state they had before."""
     drawn = DRAWN.get()
     if drawn is not None:
-        drawn.setdefault(rng, rng.bit_generator.state)
+        drawn |= {**states, **drawn}  # the first state of each counts

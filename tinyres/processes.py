@@ -21,8 +21,9 @@ import numpy as np
 
 from tinyres import checked, expect
 from tinyres.arrays import Array
-from tinyres.context import MODE, Mode
+from tinyres.context import DRAWN, MODE, Mode
 from tinyres.parallel import Part, one_part, split_rows
+from tinyres.replay import Replay
 from tinyres.tensor import Tensor, add_to_leaves
 
 
@@ -34,7 +35,7 @@ class Processes:
     it must be one that pickle can copy (no lambda); before each step they get the values that
     `params` have then, and which of them require grad. Nothing else of the model gets there later,
     such as a call of eval(). Use it below `if __name__ == "__main__":`, since they import your
-    script.
+    script. With `replay` each of them records its part and plays it back (`tr.Replay`).
 
     The gradients are those of the whole batch to rounding, and the same bits on every run.
 
@@ -46,12 +47,20 @@ class Processes:
     True
     """
 
-    def __init__(self, loss: Callable[..., Tensor], params: Iterable[Tensor], count: int = 2):
+    def __init__(
+        self,
+        loss: Callable[..., Tensor],
+        params: Iterable[Tensor],
+        count: int = 2,
+        *,
+        replay: bool = False,
+    ):
         self._loss = _picklable(expect.function("Processes: loss", loss))
         self._params = list(dict.fromkeys(checked.tensors("Processes", params)))
         if not any(p.requires_grad for p in self._params):
             raise ValueError("Processes: no tensor among params requires grad")
         others = expect.size("Processes: count", count, least=2) - 1
+        self._replay = Replay(self._loss, self._params) if replay else None
         values = _shared(self._params)
         gradients = [_shared(self._params) for _ in range(others)]
         self._values = _views(self._params, values)
@@ -62,7 +71,7 @@ class Processes:
             others,
             multiprocessing.get_context("spawn"),
             initializer=_begin,
-            initargs=(self._loss, self._params, values, gradients),
+            initargs=(self._loss, self._params, values, gradients, replay),
         )
 
     def backward(self, *batch: Any) -> float:
@@ -81,7 +90,7 @@ class Processes:
             self._pool.submit(_one_part, i, *how, *part) for i, part in enumerate(rest)
         ]
         try:
-            share, arrived, drawn = _checked_part(self._loss, self._params, *first)
+            share, arrived, drawn = _checked_part(self._replay or self._loss, self._params, *first)
         finally:
             wait(self._running)
         done = [future.result() for future in self._running]
@@ -132,10 +141,14 @@ def _views(params: Sequence[Tensor], memory: Any) -> list[Array]:
 
 
 def _checked_part(
-    loss: Callable[..., Tensor], params: Sequence[Tensor], part: tuple[Array, ...], weight: float
+    loss: Callable[..., Tensor] | Replay,
+    params: Sequence[Tensor],
+    part: tuple[Array, ...],
+    weight: float,
 ) -> Part:
     """`one_part` in a context of its own; all gradients must be those of `params`."""
-    share, arrived, drawn = contextvars.copy_context().run(one_part, loss, part, weight)
+    run: Callable[..., Part] = _replayed_part if isinstance(loss, Replay) else one_part
+    share, arrived, drawn = contextvars.copy_context().run(run, loss, part, weight)
     leaves = {node for node, _, _ in arrived if node.pullback is None}
     if not leaves <= {p._node for p in params}:
         raise RuntimeError(
@@ -146,16 +159,25 @@ def _checked_part(
     return share, arrived, drawn
 
 
+def _replayed_part(replay: Replay, part: tuple[Array, ...], weight: float) -> Part:
+    drawn: dict[np.random.Generator, Any] = {}
+    DRAWN.set(drawn)
+    loss, arrived = replay.step(list(part))
+    return weight * loss, [(node, g * weight, True) for node, g, _ in arrived], drawn
+
+
 # ---------------------------------------------------------------- in the other processes
 
 # What `_begin` leaves for the steps: the loss, its parameters, where their gradients go.
-_here: tuple[Callable[..., Tensor], list[Tensor], list[list[Array]]]
+_here: tuple[Callable[..., Tensor] | Replay, list[Tensor], list[list[Array]]]
 
 
-def _begin(loss: Callable[..., Tensor], params: list[Tensor], values: Any, gradients: Any) -> None:
+def _begin(
+    loss: Callable[..., Tensor], params: list[Tensor], values: Any, gradients: Any, replay: bool
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _take_over(loss, params, values, gradients)
+    _take_over(Replay(loss, params) if replay else loss, params, values, gradients)
 
 
 def _end_with_parent() -> None:
@@ -166,7 +188,7 @@ def _end_with_parent() -> None:
 
 
 def _take_over(
-    loss: Callable[..., Tensor], params: list[Tensor], values: Any, gradients: Any
+    loss: Callable[..., Tensor] | Replay, params: list[Tensor], values: Any, gradients: Any
 ) -> None:
     global _here
     for p, value in zip(params, _views(params, values)):

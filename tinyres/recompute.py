@@ -9,7 +9,7 @@ import numpy as np
 
 from tinyres import expect
 from tinyres.arrays import Array
-from tinyres.context import DRAWN, MODE, no_grad, switched
+from tinyres.context import DRAWN, MODE, no_grad, note_draws, switched
 from tinyres.recorded import RECORDING
 from tinyres.signatures import ArrayLike, Arrived, Cotangents
 from tinyres.tensor import DELIVER, Node, Tensor, walk_back
@@ -79,7 +79,6 @@ def _cotangents(y: Tensor, g: Array, copies: list[Tensor]) -> Cotangents:
 
 def _run_and_forget(fn: Callable[..., Tensor], tensors: list[Tensor]) -> tuple[Tensor, Any]:
     """fn's value, and the state that each generator had before fn drew from it."""
-    around = DRAWN.get()
     drawn: dict[np.random.Generator, Any] = {}
     token = DRAWN.set(drawn)
     try:
@@ -88,9 +87,7 @@ def _run_and_forget(fn: Callable[..., Tensor], tensors: list[Tensor]) -> tuple[T
             out = expect.instance("checkpoint: what fn returns", out, Tensor, "a tensor").detach()
     finally:
         DRAWN.reset(token)
-    if around is not None:  # this checkpoint stands inside another one
-        for rng, state in drawn.items():
-            around.setdefault(rng, state)
+    note_draws(drawn)  # this checkpoint may stand inside another one
     return out, drawn
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from tinyres import checked, expect
 from tinyres.arrays import CLOCK, Array
-from tinyres.context import DRAWN, MODE
+from tinyres.context import DRAWN, MODE, note_draws
 from tinyres.parallel import batch_arrays
 from tinyres.recorded import RECORDING, Diverged, Recorded, Recording, bare
 from tinyres.reuse import share_memory
@@ -64,11 +64,12 @@ class Replay:
         """Do `loss(*batch).backward()`, and return the loss as a number."""
         arrays = batch_arrays("Replay", batch)
         with self._lock:
-            loss, arrived = self._step(arrays)
+            loss, arrived = self.step(arrays)
             DELIVER.get()(arrived)
         return loss
 
-    def _step(self, batch: list[Array]) -> tuple[float, Arrived]:
+    def step(self, batch: list[Array]) -> tuple[float, Arrived]:
+        """The loss and the gradients, delivered to nobody; they last until the next step."""
         mode = MODE.get()
         if self._pause or mode.check is not None or not mode.recording:
             self._pause = max(self._pause - 1, 0)
@@ -172,6 +173,7 @@ def _record(
     finally:
         RECORDING.reset(tokens[0])
         DRAWN.reset(tokens[1])
+        note_draws(drawn)
         for p, array in zip(params, arrays):
             p._data = array
     known = {p._node for p in params}

@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.bench import depth, engine
 from tests.bench.models import WORKLOADS, Workload
-from tests.bench.peers import IN_HALVES, MODULES, ONE_BATCH, PEERS, PRODUCTS
+from tests.bench.peers import IN_HALVES, MODULES, ONE_BATCH, OURS, PEERS, PRODUCTS
 from tests.bench.processes import Worker
 
 Result = dict[str, dict[str, Any]]
@@ -65,7 +65,7 @@ def other_losses(losses: list[float], ours: list[float]) -> str:
 
 def fastest(result: Result) -> str:
     """Which way of running tinyres was the fastest one."""
-    ways = [peer for peer in (ONE_BATCH, *IN_HALVES) if peer in result]
+    ways = [peer for peer in OURS if peer in result]
     return min(ways, key=lambda peer: result[peer]["ms"])
 
 
@@ -75,24 +75,24 @@ def show(name: str, threads: int, result: Result) -> None:
     print(
         f"\n{name}, {threads} thread{'s' * (threads > 1)}: d = {w.d_model}, heads {w.heads}, "
         f"blocks {w.blocks}, tokens {w.tokens}, batch {w.batch}, {w.activation}\n"
-        f"{'':24}{'ms a step':>12}{'tinyres / it':>15}{'peak MiB':>11}"
+        f"{'':34}{'ms a step':>12}{'tinyres / it':>15}{'peak MiB':>11}"
     )
     ours = result[fastest(result)]["ms"]
     for peer, r in result.items():
         line = f"{r['ms']:>12.1f}{ours / r['ms']:>15.2f}{r['peak_mib']:>11.0f}"
-        print(f"  {peer:<22}", f"  left out: {r['failure']}" if r["failure"] else line, sep="")
+        print(f"  {peer:<32}", f"  left out: {r['failure']}" if r["failure"] else line, sep="")
 
 
 def show_losses(name: str, threads: int, result: Result) -> None:
     """Print whether all peers compute the same."""
     for peer, r in result.items():
         shown = r["failure"] or " ".join(f"{loss:.6f}" for loss in r["losses"])
-        print(f"{name:<12}{threads:>2}  {peer:<22}", shown if peer != PRODUCTS else "", flush=True)
+        print(f"{name:<12}{threads:>2}  {peer:<32}", shown if peer != PRODUCTS else "", flush=True)
 
 
 def markdown(rows: list[dict[str, Any]], peers: list[str]) -> str:
     """The table for a README: milliseconds, and in brackets tinyres' time over the peer's."""
-    others = [p for p in peers if p not in (ONE_BATCH, *IN_HALVES)]
+    others = [p for p in peers if p not in OURS]
     lines = [f"| {' | '.join(['workload', 'threads', 'tinyres', *others, 'what ran'])} |"]
     lines.append("|---" * (len(others) + 4) + "|")
     for row in rows:

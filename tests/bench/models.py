@@ -78,7 +78,7 @@ def weights_of(w: Workload) -> tuple[list[Weights], Weights]:
 
 
 def build_tinyres(w: Workload, way: str = "one batch") -> Step:
-    """A step of tinyres; with two "threads" or "processes" each takes half of the batch."""
+    """A step of tinyres, "replayed" or not; in two "threads" or "processes" of half a batch."""
     import tinyres as tr
 
     model = tr.nn.TransformerLM(
@@ -100,8 +100,9 @@ def build_tinyres(w: Workload, way: str = "one batch") -> Step:
 
     if way == "replayed":
         loss_and_gradients = tr.Replay(model.loss, model.parameters()).backward
-    elif way == "processes":
-        loss_and_gradients = tr.Processes(model.loss, model.parameters()).backward
+    elif way.endswith("processes"):
+        replay = way.startswith("replayed")
+        loss_and_gradients = tr.Processes(model.loss, model.parameters(), replay=replay).backward
     else:
         in_threads = functools.partial(tr.data_parallel, model.loss, threads=2)
         loss_and_gradients = in_threads if way == "threads" else one_batch

@@ -167,13 +167,16 @@ def build_mygrad(w: Workload) -> Step:
 ONE_BATCH, REPLAYED = "tinyres, one batch", "tinyres, replayed"
 # The halves of the batch in two threads or in two processes, each with one thread for BLAS.
 IN_THREADS, IN_PROCESSES = "tinyres, 2 threads", "tinyres, 2 processes"
-IN_HALVES = (IN_THREADS, IN_PROCESSES)
+REPLAYED_IN_PROCESSES = "tinyres, replayed in 2 processes"
+IN_HALVES = (IN_THREADS, IN_PROCESSES, REPLAYED_IN_PROCESSES)
+OURS = (ONE_BATCH, REPLAYED, *IN_HALVES)
 PRODUCTS = "bare products"
 PEERS: dict[str, Callable[[Workload], Step]] = {
     ONE_BATCH: build_tinyres,
     REPLAYED: functools.partial(build_tinyres, way="replayed"),
     IN_THREADS: functools.partial(build_tinyres, way="threads"),
     IN_PROCESSES: functools.partial(build_tinyres, way="processes"),
+    REPLAYED_IN_PROCESSES: functools.partial(build_tinyres, way="replayed processes"),
     "PyTorch": build_torch,
     "PyTorch, fused Adam": functools.partial(build_torch, adam="fused"),
     "JAX": build_jax,
