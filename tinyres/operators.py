@@ -81,7 +81,7 @@ class Operators:
         """Whether `other` is a number that leaves the dtype as it is."""
         if not isinstance(other, SCALAR):
             return False
-        return self.dtype.kind == "f" or not isinstance(other, float | np.floating)
+        return self._data.dtype.kind == "f" or not isinstance(other, float | np.floating)
 
     def __add__(self, other: Tensor | ArrayLike) -> Tensor:
         if self._takes(other):
