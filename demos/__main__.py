@@ -8,7 +8,7 @@ from pathlib import Path
 LESSONS = (
     "tour", "worked_example", "vanishing_signal", "draw_blocks", "token_collapse", "gradient_flow",
     "compare", "reverse", "train_stacks", "generate", "own_op",
-    "own_placement", "placements", "papers", "sweep", "thousand", "same_as_pytorch",
+    "own_placement", "placements", "papers", "sweep", "thousand", "one_step", "same_as_pytorch",
 )  # fmt: skip
 
 

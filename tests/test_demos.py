@@ -21,6 +21,7 @@ from demos import (
 from demos import (
     compare,
     gradient_flow,
+    one_step,
     own_op,
     own_placement,
     plots,
@@ -145,6 +146,33 @@ def test_a_plain_stack_that_passes_its_gradient_would_be_reported(source: text.T
     stacks = vanishing_signal.untrained(source, 12, 0)
     stacks[0]["gradient"] = np.ones(13)
     assert not vanishing_signal.finding(stacks).holds
+
+
+def test_one_step_is_a_list_of_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(one_step, "DEPTHS", (1, 2))
+    assert one_step.main(["--blocks", "9", "--steps", "4", "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out.splitlines()  # the second line is about time
+    assert shown[0].startswith("[holds] Played back") and shown[2].startswith("[holds] With check")
+    drawn = ElementTree.parse(tmp_path / "memory.svg")
+    assert len(drawn.getroot()) > 3
+    plain, saved = one_step.recorded(9, 0), one_step.recorded(9, 0, 3)
+    for program in (plain, saved):
+        for place in program.places:  # no two arrays in one place at the same time
+            assert not any(
+                other is not place
+                and place.first <= other.last and other.first <= place.last
+                and place.offset < other.offset + other.size
+                and other.offset < place.offset + place.size
+                for other in program.places
+            )  # fmt: skip
+        weights = sum(one_step.kind_of(p, program).startswith("grad") for p in program.places)
+        assert len(program.gradients) <= weights <= len(program.gradients) + 1  # and the loss
+    runs = [{"blocks": 1, "computed": 1.0, "replayed": 2.0,
+             "losses": {"computed": [1.0], "replayed": [1.5]}}]  # fmt: skip
+    held = [f.holds for f in one_step.findings(runs, {"a": saved, "b": plain})]
+    assert held == [False, False, False]
 
 
 def test_tokens_of_a_deep_post_ln_stack_are_alike(

@@ -310,7 +310,7 @@ def test_an_interrupted_step_leaves_nothing_behind(monkeypatch):
     for i in range(3):
         step.backward(*batch_of(i))
     model.zero_grad()
-    (program,) = step._programs.values()
+    program = step.program
 
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -412,8 +412,10 @@ def test_memory_is_used_again():
     finally:
         recorded.RECORDING.reset(token)
     assert sum(a.nbytes for a in recording.made) == 100 * 8000
-    _, _, size = share_memory(recording, [recorded.bare(y)])
-    assert size == 2 * 8000  # what a call reads, and what it writes
+    _, _, places = share_memory(recording, [recorded.bare(y)])
+    assert {p.offset for p in places} == {0, 8000}  # what a call reads, and what it writes
+    assert [(p.first, p.last) for p in places[:2]] == [(0, 1), (1, 2)]
+    assert places[-1][2:] == (99, 100)  # until after the last call
 
 
 def test_without_a_recording_such_an_array_is_like_any_other():

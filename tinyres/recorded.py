@@ -37,6 +37,14 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     options: dict[str, Any] = {}  # noqa: RUF012  (nobody writes into it)
 
+    @property
+    def name(self) -> str:
+        """What NumPy calls the function: "add", or "add.reduce"."""
+        function = self.args[1] if self.function is _write else self.function
+        whose = getattr(function, "__self__", None)
+        of = f"{whose.__name__}." if isinstance(whose, np.ufunc) else ""
+        return of + function.__name__.strip("_")
+
 
 class Recording:
     """The calls in their order, and the arrays that were made for their results."""
@@ -44,6 +52,7 @@ class Recording:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.made: list[Array] = []
+        self.turn = 0  # how many calls there were when the way back began
 
     def note(self, function: Callable[..., Any], *args: Any, **options: Any) -> None:
         """Add a call."""

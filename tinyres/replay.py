@@ -56,7 +56,7 @@ class Replay:
         if not any(p.requires_grad for p in self._params):
             raise ValueError("Replay: no tensor among params requires grad")
         self.recordings = 0
-        self._programs: dict[Any, _Program] = {}  # the one that was used last is the last
+        self._programs: dict[Any, Program] = {}  # the one that was used last is the last
         self._pause, self._next_pause = 0, 1
         self._lock = threading.Lock()  # a program has one set of arrays
 
@@ -67,6 +67,13 @@ class Replay:
             loss, arrived = self.step(arrays)
             DELIVER.get()(arrived)
         return loss
+
+    @property
+    def program(self) -> Program:
+        """What was recorded or played last."""
+        if not self._programs:
+            raise RuntimeError("Replay: nothing was recorded yet: call backward(*batch) before")
+        return next(reversed(self._programs.values()))
 
     def step(self, batch: list[Array]) -> tuple[float, Arrived]:
         """The loss and the gradients, delivered to nobody; they last until the next step."""
@@ -92,7 +99,7 @@ class Replay:
             del self._programs[next(iter(self._programs))]
         return step
 
-    def _played(self, program: _Program, batch: list[Array]) -> tuple[float, Arrived]:
+    def _played(self, program: Program, batch: list[Array]) -> tuple[float, Arrived]:
         """The program's loss and gradients, and on its first steps those of `loss` beside them."""
         if program.trusted:
             return program.play(batch)
@@ -107,13 +114,15 @@ class Replay:
         return loss, arrived
 
 
-class _Program:
-    """What was recorded, ready to be played."""
+class Program:
+    """What was recorded, ready to be played: NumPy calls on arrays that have their places."""
 
     def __init__(self, recording: Recording, params: Sequence[Tensor], batch: list[Array],
                  loss: Array, arrived: Arrived, generators: list[np.random.Generator]):  # fmt: skip
         gradients = [bare(g) for _, g, _ in arrived]
-        calls, moved, self.bytes = share_memory(recording, [loss, *gradients])
+        calls, moved, self.places = share_memory(recording, [loss, *gradients])
+        self.names = [call.name for call in calls]
+        self.turn = recording.turn  # how many calls there are before the way back begins
         # A call with options by name takes longer: they are bound to it once.
         self.calls = [
             (functools.partial(f, **options) if options else f, args) for f, args, options in calls
@@ -160,7 +169,7 @@ class _Program:
 
 def _record(
     loss: Callable[..., Tensor], params: Sequence[Tensor], batch: list[Array]
-) -> tuple[_Program, tuple[float, Arrived]]:
+) -> tuple[Program, tuple[float, Arrived]]:
     own = [a.copy() for a in batch]
     recording = Recording()
     drawn: dict[np.random.Generator, Any] = {}
@@ -183,7 +192,7 @@ def _record(
             "that loss uses"
         )
     found = [(node, bare(g), mine) for node, g, mine in arrived if node in known]
-    program = _Program(recording, params, own, bare(value._data), found, list(drawn))
+    program = Program(recording, params, own, bare(value._data), found, list(drawn))
     return program, (bare(value._data).item(), found)
 
 
@@ -200,9 +209,11 @@ def _value_and_gradients(
     token = DELIVER.set(arrived.extend)
     try:
         value = expect.instance("what loss returns", loss(*batch), Tensor, "a tensor")
-        if RECORDING.get() is None or value.size != 1:  # backward refuses more than one number
+        recording = RECORDING.get()
+        if recording is None or value.size != 1:  # backward refuses more than one number
             value.backward()
         else:  # recorded from the start, so that all on the way is, even what writes into zeros
+            recording.turn = len(recording.calls)
             value.backward(np.ones(value.shape, value.dtype).view(Recorded))
     finally:
         DELIVER.reset(token)

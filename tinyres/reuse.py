@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,18 +20,31 @@ ALIGNED = 64  # bytes: a line of the cache
 Move: TypeAlias = Callable[[Any], Any]
 
 
-def share_memory(recording: Recording, kept: Sequence[Array]) -> tuple[list[Call], Move, int]:
-    """The calls on arrays that share memory, what moves an array there, and its bytes in all.
+class Place(NamedTuple):
+    """Where an array lies, in bytes, and from which call to which its numbers are needed."""
+
+    offset: int
+    size: int
+    first: int
+    last: int
+
+
+def share_memory(
+    recording: Recording, kept: Sequence[Array]
+) -> tuple[list[Call], Move, list[Place]]:
+    """The calls on arrays that share memory, what moves an array there, and the place of each.
 
     `kept` are the arrays that somebody reads when the last call is done.
     """
     made = {id(array): array for array in recording.made}
     used = [
-        {id(o) for o in map(owner, arrays_in((call.args, call.options)))} & made.keys()
+        [a for a in dict.fromkeys(map(id, map(owner, arrays_in(call[1:])))) if a in made]
         for call in recording.calls
     ]
-    places, size = _places(made, used, {id(owner(array)) for array in kept})
-    memory = np.empty(size + ALIGNED, np.uint8)
+    sizes = {array: _rounded(made[array].nbytes) for arrays in used for array in arrays}
+    places = _places(sizes, used, {id(owner(array)) for array in kept})
+    end = max((place.offset + place.size for place in places.values()), default=0)
+    memory = np.empty(end + ALIGNED, np.uint8)
     start = -_address(memory) % ALIGNED
 
     def moved(value: Any) -> Any:
@@ -40,7 +53,7 @@ def share_memory(recording: Recording, kept: Sequence[Array]) -> tuple[list[Call
             whose = owner(value)
             if id(whose) not in places:
                 return value  # a parameter, an array of the batch, a constant
-            offset = start + places[id(whose)] + _address(value) - _address(whose)
+            offset = start + places[id(whose)].offset + _address(value) - _address(whose)
             return np.ndarray(value.shape, value.dtype, memory, offset, value.strides)
         if isinstance(value, tuple | list):
             return type(value)(map(moved, value))
@@ -49,31 +62,33 @@ def share_memory(recording: Recording, kept: Sequence[Array]) -> tuple[list[Call
         return value
 
     calls = [Call(f, moved(args), moved(options)) for f, args, options in recording.calls]
-    return calls, moved, size
+    return calls, moved, list(places.values())
 
 
-def _places(
-    made: dict[int, Array], used: list[set[int]], kept: set[int]
-) -> tuple[dict[int, int], int]:
-    """Offset of each array, by its id, and the size of it all."""
+def _places(sizes: dict[int, int], used: list[list[int]], kept: set[int]) -> dict[int, Place]:
+    """The place of each array, by its id: where one was that nobody needs any more, or at the end.
+
+    `used` are the arrays of each call.
+    """
+    first = {array: i for i, arrays in reversed(list(enumerate(used))) for array in arrays}
     last = {array: i for i, arrays in enumerate(used) for array in arrays}
-    places: dict[int, int] = {}
-    free: dict[int, list[int]] = defaultdict(
-        list
-    )  # offsets, by size; the one that was freed last is taken first
+    last |= dict.fromkeys(kept & last.keys(), len(used))
+    # Offsets, by size. The one that was freed last is taken first: it is still in the cache.
+    free: dict[int, list[int]] = defaultdict(list)
+    places: dict[int, Place] = {}
     end = 0
     for i, arrays in enumerate(used):
-        for array in sorted(arrays - places.keys()):
-            size = _rounded(made[array].nbytes)
-            if free[size]:
-                places[array] = free[size].pop()
-            else:
-                places[array], end = end, end + size
+        for array in arrays:
+            if first[array] == i:
+                size = sizes[array]
+                offset = free[size].pop() if free[size] else end
+                end = max(end, offset + size)
+                places[array] = Place(offset, size, i, last[array])
         # Only now, so that no call writes its result over what it reads.
-        for array in sorted(arrays - kept):
+        for array in arrays:
             if last[array] == i:
-                free[_rounded(made[array].nbytes)].append(places[array])
-    return places, end
+                free[sizes[array]].append(places[array].offset)
+    return places
 
 
 def _rounded(size: int) -> int:
