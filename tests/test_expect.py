@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import operator
 import pickle
 
 import numpy as np
 import pytest
 
 import tinyres as tr
+from tinyres import expect
 
 
 def run(function, *inputs):
@@ -65,6 +67,18 @@ def test_a_method_of_pytorch_names_the_one_here(name, cure):
             AttributeError, match=f"{type(tensor).__name__} has no {name}: .*{cure}"
         ):
             getattr(tensor, name)
+
+
+def test_a_function_or_module_of_pytorch_names_the_one_here():
+    for place, cures in ((tr, expect.FUNCTIONS), (tr.nn, expect.MODULES)):
+        for name, cure in cures.items():
+            with pytest.raises(AttributeError) as error:
+                getattr(place, name)
+            assert str(error.value) == f"{place.__name__} has no {name}: use {cure}"
+            if cure.startswith("tr."):  # which must be there
+                operator.attrgetter(cure.removeprefix("tr.").split("(")[0])(tr)
+        with pytest.raises(AttributeError, match=f"{place.__name__} has no nonsense$"):
+            getattr(place, "nonsense")  # noqa: B009
 
 
 def test_a_name_that_nobody_knows_is_as_unknown_as_ever():

@@ -1,5 +1,8 @@
 """tinyres: autograd, Transformer blocks and the drawing of their graphs, from scratch in NumPy."""
 
+from typing import TYPE_CHECKING
+
+from tinyres import expect
 from tinyres.context import no_grad, scope, spelled_out
 from tinyres.tensor import Tensor, op
 from tinyres.ops import (
@@ -34,6 +37,12 @@ __all__ = [
     "gradcheck", "checkpoint", "data_parallel", "Processes", "Replay", "load", "save", "probe",
     "draw", "draw_pair", "trace", "trace_backward",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:  # a type checker would take every name for one that is here
+
+    def __getattr__(name):
+        raise expect.no_attribute("tinyres", name, expect.FUNCTIONS)
+
 
 keep_pages()
 collect_rarely()

@@ -205,15 +205,29 @@ METHODS = {
     "matmul": "a @ b", "pow": "x ** 2", "abs": "tr.maximum(x, -x)", "std": "x.var().sqrt()",
     "requires_grad_": "x.requires_grad = True",
 }  # fmt: skip
+# The same for the functions of torch, and the modules of torch.nn.
+FUNCTIONS = {
+    "from_numpy": "tr.Tensor(array)", "cat": "tr.concatenate",
+    "zeros": "tr.Tensor(np.zeros(...))", "ones": "tr.Tensor(np.ones(...))",
+    "arange": "np.arange", "randn": "tr.Tensor(rng.standard_normal(...))", "abs": "np.abs",
+    "manual_seed": "rng=seed, where a model is made",
+}  # fmt: skip
+MODULES = {
+    "ReLU": "tr.relu", "GELU": "tr.gelu", "Tanh": "tr.tanh", "Sigmoid": "tr.sigmoid",
+    "Softmax": "tr.softmax", "CrossEntropyLoss": "tr.cross_entropy", "MSELoss": "tr.mse",
+    "MultiheadAttention": "tr.nn.MultiHeadAttention", "functional": "the functions of tr",
+    "TransformerEncoderLayer": "tr.nn.TransformerBlock", "Transformer": "tr.nn.TransformerStack",
+    "TransformerEncoder": "tr.nn.TransformerStack",
+}  # fmt: skip
 
 
-def no_attribute(kind: str, name: str) -> AttributeError:
-    """The error for a name that a tensor does not have, with what to use instead.
+def no_attribute(kind: str, name: str, cures: Mapping[str, str] = METHODS) -> AttributeError:
+    """The error for a name that is not here, with what to use instead.
 
     >>> no_attribute("Tensor", "view")
     AttributeError('Tensor has no view: use reshape')
     """
-    cure = f": use {METHODS[name]}" if name in METHODS else ""
+    cure = f": use {cures[name]}" if name in cures else ""
     return AttributeError(f"{kind} has no {name}{cure}", name=name)
 
 

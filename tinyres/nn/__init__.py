@@ -1,5 +1,8 @@
 """Modules: layers, the placements of the norm, Transformer blocks and stacks."""
 
+from typing import TYPE_CHECKING
+
+from tinyres import expect
 from tinyres.nn.module import Module, ModuleList, Parameter, Sequential
 from tinyres.nn.layers import (
     Dropout, DynamicTanh, Embedding, FeedForward, LayerNorm, Linear, MultiHeadAttention, RMSNorm,
@@ -30,3 +33,8 @@ __all__ = [
     "ReZero", "ResiDual", "SiameseNorm", "SpanNorm", "PLACEMENTS", "placement_class", "TiedHead",
     "TransformerBlock", "TransformerLM", "TransformerStack", "TransformerEncoderDecoder",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:  # a type checker would take every name for one that is here
+
+    def __getattr__(name):
+        raise expect.no_attribute("tinyres.nn", name, expect.MODULES)
