@@ -1,6 +1,7 @@
 """`tr.Replay`: a step that is played back gives the bits that it gives when it is computed."""
 
 import contextlib
+import copy
 import threading
 
 import numpy as np
@@ -142,7 +143,7 @@ def test_a_model_that_was_changed_is_recorded_anew():
     step = tr.Replay(model.loss, model.parameters())
 
     def played():
-        for _ in range(3):
+        for _ in range(40):  # so many that a change is none of many
             model.zero_grad()
             loss = step.backward(*batch_of(0))
         return loss, step.recordings
@@ -202,7 +203,21 @@ def positive_or_not(x):
     return factor * x, lambda g: (factor * g,)
 
 
-@pytest.mark.parametrize("of", [double_or_triple, distinct, positive_or_not])
+@tr.op
+def by_count(x):
+    """A number that a function returns instead of an array."""
+    factor = 1 + np.count_nonzero(x > 0)
+    return factor * x, lambda g: (factor * g,)
+
+
+@tr.op
+def split(x):
+    """Views whose size hangs on a value."""
+    small, _ = np.split(x, [(x > 0).sum()])
+    return x + small.sum(), lambda g: (g + 0 * x,)
+
+
+@pytest.mark.parametrize("of", [double_or_triple, distinct, positive_or_not, by_count, split])
 def test_where_a_decision_falls_otherwise_the_step_is_computed(of):
     rng = RNG(0)
     w = tr.Tensor([1.0, 2.0], requires_grad=True)
@@ -221,50 +236,146 @@ def test_where_a_decision_falls_otherwise_the_step_is_computed(of):
         expected.backward()
         assert (found, g.tolist()) == (expected.item(), w.grad.tolist())
         assert after == rng.bit_generator.state
-    assert 3 < step.recordings < 40  # and not once in two or three steps
+    assert step.recordings < 40  # and not once in two or three steps
+    # NumPy before 2.3 returns a Python number there, and later an array, which is played.
+    assert step.recordings > 3 or of is by_count
 
 
-def test_what_a_recording_can_not_see_is_refused():
+@tr.op
+def blind(x):
+    return np.asarray(x) * 2, lambda g: (2 * g,)
+
+
+@tr.op
+def filled_in(x):
+    out = np.zeros(x.shape, x.dtype)
+    out[:] = x
+    return out, lambda g: (g,)
+
+
+@tr.op
+def changed_alone(x):
+    """NumPy's own sum is a number that can't be changed; the recorded one is an array."""
+    total = x.sum()
+    before = total
+    total += 1
+    return x * before, lambda g: (g,)
+
+
+W = tr.Tensor([1.0, 2.0], requires_grad=True)
+OUTSIDE = [1.0]
+
+
+def of_outside(x):
+    OUTSIDE[0] += 1
+    return (W * x).sum() * OUTSIDE[0]
+
+
+UNSEEN = {
+    "asarray": lambda x: blind(W * x).sum(),
+    "zeros": lambda x: filled_in(W * x).sum(),
+    "a scalar": lambda x: changed_alone(W * x).sum(),
+    "a list": of_outside,
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_a_recording_can_not_see_is_refused(name):
+    step = tr.Replay(UNSEEN[name], [W])
+    W.grad = None
+    with pytest.raises(RuntimeError, match=r"Replay: played back, the loss is .* like=x"):
+        for x in (1, 3):
+            W.grad = None
+            step.backward(np.full(2, x, "f4"))
+    assert W.grad is None
+
+
+def test_the_second_step_is_compared_even_on_the_same_batch():
     w = tr.Tensor([1.0, 2.0], requires_grad=True)
-
-    @tr.op
-    def blind(x):
-        return np.asarray(x) * 2, lambda g: (2 * g,)
-
-    @tr.op
-    def filled_in(x):
-        out = np.zeros(x.shape, x.dtype)
-        out[:] = x
-        return out, lambda g: (g,)
-
-    def from_outside(x):
-        outside[0] += 1
-        return (w * x).sum() * outside[0]
-
-    outside = [1.0]
-    for loss in (lambda x: blind(w * x).sum(), lambda x: filled_in(w * x).sum(), from_outside):
-        step = tr.Replay(loss, [w])
+    step = tr.Replay(lambda x: (w * np.array(w.data) * x).sum(), [w])
+    step.backward(np.ones(2, "f4"))
+    w.data[...] = [2, 4]
+    with pytest.raises(RuntimeError, match=r"the loss is 10\.0 instead of 20\.0"):
         step.backward(np.ones(2, "f4"))
-        w.grad = None
-        with pytest.raises(RuntimeError, match=r"Replay: played back, loss is .* like=x"):
-            step.backward(np.full(2, 3, "f4"))
-        assert w.grad is None
-    # Of the batch alone: seen as soon as that is another one.
-    step = tr.Replay(lambda x: (w * np.asarray(x)).sum(), [w])
-    assert [step.backward(np.ones(2, "f4")) for _ in range(3)] == [3, 3, 3]
-    with pytest.raises(RuntimeError, match="Replay: played back, loss is 3"):
-        step.backward(np.zeros(2, "f4"))
+
+
+def test_every_array_of_a_batch_is_waited_for():
+    mask, twos = np.ones(2, "f4"), np.full(2, 2, "f4")
+    step = tr.Replay(lambda x, m: (W * np.asarray(x) * m).sum(), [W])
+    assert [step.backward(mask, mask) for _ in range(3)] == [3, 3, 3]
+    with pytest.raises(RuntimeError, match=r"the loss is 3\.0 instead of 6\.0"):
+        step.backward(twos, mask)  # seen as soon as x is another one, though m is not
+    step = tr.Replay(lambda x, m: (W * x * np.asarray(m)).sum(), [W])
+    assert [step.backward(x * mask, mask) for x in (1, 2, 3)] == [3, 6, 9]
+    with pytest.raises(RuntimeError, match=r"the loss is 9\.0 instead of 18\.0"):
+        step.backward(3 * mask, twos)
+
+
+def test_a_gradient_that_one_of_both_does_not_have_is_refused():
+    other = tr.Tensor([1.0], requires_grad=True)
+    for calls in ([], [1]):
+
+        def loss(x, calls=calls):
+            calls.append(1)
+            y = (W * x).sum()
+            return y + 0 * other.sum() if len(calls) % 2 else y
+
+        with pytest.raises(RuntimeError, match=r"gradient of shape \(1,\) is there in one"):
+            tr.Replay(loss, [W, other]).backward(np.ones(2, "f4"))
+
+
+def test_a_leaf_whose_gradient_comes_in_parts():
+    def loss(x):
+        for _ in range(2):
+            x = tr.checkpoint(lambda y: y * W, x if isinstance(x, tr.Tensor) else tr.Tensor(x))
+        return x.sum()
+
+    step = tr.Replay(loss, [W])
+    for x in (1, 2, 3, 4):
+        W.grad = None
+        assert step.backward(np.full(2, x, "f4")) == 5 * x
+        assert W.grad.tolist() == [2 * x, 4 * x]
+    W.grad = None
+
+
+def test_what_the_caller_does_with_a_gradient_stays_with_him():
+    """Also in the first steps, and of a gradient that is the same array in each."""
+    unused = tr.Tensor([1.0, 1.0], requires_grad=True)
+
+    @tr.op
+    def first(a, b):
+        return a * 1, lambda g: (g, None)
+
+    def loss(x):
+        hidden = W * x
+        return (first(hidden, unused) + 0 * first(hidden, hidden) + first(unused, hidden) * 0).sum()
+
+    step = tr.Replay(loss, [W, unused])
+    for i in range(14):
+        unused.grad = W.grad = None
+        step.backward(np.full(2, i, "f4"))
+        assert unused.grad.tolist() == [0, 0] and W.grad.tolist() == [i, i]
+        unused.grad += 5
+        W.grad += 5
+    W.grad = None
 
 
 def test_python_numbers_and_unknown_tensors_are_refused():
     w, other = (tr.Tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
+    for number in (lambda x: float(x.sum()), lambda x: x.tolist()[0], lambda x: next(x.flat)):
 
-    @tr.op
-    def scaled(x):
-        return float(x.sum()) * x, lambda g: (g,)
+        @tr.op
+        def scaled(x, number=number):
+            return number(x) * x, lambda g: (g,)
 
-    with pytest.raises(TypeError, match="Python number was made of an array"):
-        tr.Replay(lambda x: scaled(w * x).sum(), [w]).backward(np.ones(2, "f4"))
+        with pytest.raises(TypeError, match=r"Replay: \w+ takes numbers out of an array"):
+            tr.Replay(lambda x, scaled=scaled: scaled(w * x).sum(), [w]).backward(np.ones(2, "f4"))
+
+    def halves(x):
+        whole, rest = np.frexp(x)[0], divmod(3, 2)
+        return (w * whole).sum() * rest[0]
+
+    tr.Replay(halves, [w]).backward(np.ones(2, "f4"))
     with pytest.raises(TypeError, match="NumPy would lose the gradient"):
         tr.Replay(lambda x: np.concatenate([x, w]), [w]).backward(np.ones(2, "f4"))
     with pytest.raises(RuntimeError, match="not among params"):
@@ -277,7 +388,9 @@ def test_python_numbers_and_unknown_tensors_are_refused():
         tr.Replay(lambda x: w * x, [w]).backward(np.ones(2, "f4"))
     with tr.no_grad(), pytest.raises(RuntimeError, match="no_grad"):
         tr.Replay(lambda x: (w * x).sum(), [w]).backward(np.ones(2, "f4"))
-    assert w._data.__class__ is np.ndarray and w.grad is None and other.grad is None
+    with pytest.raises(RuntimeError, match="nothing was recorded yet"):
+        _ = tr.Replay(lambda x: (w * x).sum(), [w]).program
+    assert w._data.__class__ is np.ndarray and other.grad is None
 
 
 def test_detect_anomaly_sees_the_ops_of_a_step_that_was_recorded():
@@ -285,8 +398,11 @@ def test_detect_anomaly_sees_the_ops_of_a_step_that_was_recorded():
     step = tr.Replay(lambda x: (w * x).log().sum(), [w])
     for _ in range(3):
         step.backward(np.ones(2, "f4"))
-    with tr.detect_anomaly(), np.errstate(all="ignore"), pytest.raises(FloatingPointError):
-        step.backward(np.zeros(2, "f4"))
+    with tr.detect_anomaly(), np.errstate(all="ignore"):
+        for x in (1, 2, 3, 4):
+            step.backward(np.full(2, x, "f4"))
+        with pytest.raises(FloatingPointError):
+            step.backward(np.zeros(2, "f4"))
 
 
 def test_a_wrong_batch_is_refused_in_the_words_of_the_loss():
@@ -320,6 +436,162 @@ def test_an_interrupted_step_leaves_nothing_behind(monkeypatch):
         step.backward(*batch_of(0))
     assert all(p.grad is None for p in model.parameters())
     assert step.backward(*batch_of(0)) == model.loss(*batch_of(0)).item()
+
+
+def test_a_module_that_keeps_what_it_saw():
+    class Keeps(nn.Module):
+        def __init__(self):
+            self.w = nn.Parameter([1.0, 2.0])
+
+        def forward(self, x):
+            self.last = x
+            return (self.w * x).sum()
+
+    model = Keeps()
+    with pytest.raises(RuntimeError, match="loss assigns an attribute of a module"):
+        tr.Replay(model, model.parameters()).backward(np.ones(2, "f4"))
+    assert model.w.grad is None and type(model.w.data) is np.ndarray
+
+    norm = nn.LayerNorm(2, affine=False)  # a module that is made in the step is another thing
+    step = tr.Replay(lambda x: (nn.Sequential(norm)(W * x) * W).sum(), [W])
+    assert len({step.backward(np.ones(2, "f4")) for _ in range(3)}) == step.recordings == 1
+    W.grad = None
+
+
+def by_itself(x):
+    y = W * x
+    y.sum().backward()
+    return y.sum()
+
+
+def kept(x):
+    y = W * x
+    y.retain_grad()
+    return y.sum()
+
+
+@tr.op
+def written_into(x):
+    out = np.empty(2, "f4")
+    np.multiply(x, 2, out=out)
+    return out, lambda g: (2 * g,)
+
+
+@tr.op
+def of_objects(x):
+    return np.vectorize(lambda v: v + 1)(x.astype(object)).astype("f4"), lambda g: (g,)
+
+
+REFUSED = {
+    "backward": (by_itself, RuntimeError, "Replay: loss calls backward"),
+    "retain_grad": (kept, RuntimeError, "retain_grad"),
+    "foreign out": (lambda x: written_into(W * x).sum(), TypeError, "np.zeros.*like=x"),
+    "objects": (lambda x: of_objects(W * x).sum(), TypeError, "array of Python objects"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_can_not_be_recorded_says_so_at_once(name):
+    loss, kind, message = REFUSED[name]
+    with pytest.raises(kind, match=message):
+        tr.Replay(loss, [W]).backward(np.ones(2, "f4"))
+    assert W.grad is None and type(W.data) is np.ndarray
+    with pytest.raises(ValueError, match="pass leaves"):
+        tr.Replay(loss, [W * 2])
+
+
+def test_what_shows_only_later_is_found_later():
+    seen = np.zeros(1)
+    w = tr.Tensor([1.0, 2.0], requires_grad=True)
+
+    def loss(x):
+        return (w * x).sum() * (2 if np.asarray(x)[0] > 5 else 1)
+
+    step = tr.Replay(loss, [w])
+    with pytest.raises(RuntimeError, match="Replay: played back"):
+        for i in range(20):
+            seen[0] = i
+            step.backward(np.full(2, min(i, 9), "f4"))
+    assert seen[0] == 11  # recorded, and played ten times
+    # A gradient that gathers over several batches: the parameters change only in the fourth step.
+    optimizer = tr.optim.SGD([w], lr=0.1)
+    step = tr.Replay(lambda x: (w * x * np.array(w.data)).sum(), [w])
+    for i in range(3):
+        step.backward(np.full(2, i, "f4"))
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="Replay: played back"):
+        step.backward(np.full(2, 5, "f4"))
+
+
+@tr.op
+def factored(x):
+    """It goes another way where a function fails."""
+    try:
+        y = np.linalg.cholesky(x)
+    except np.linalg.LinAlgError:
+        y = x * 0
+    return y + x, lambda g: (g,)
+
+
+def test_a_decision_by_an_error():
+    w = tr.Tensor(np.eye(2, dtype="f4"), requires_grad=True)
+    for signs in ([1, 1, 1, -1, 1, 1], [-1, -1, -1, 1, -1, -1]):
+        step = tr.Replay(lambda s: factored(w * s).sum(), [w])
+        for sign in signs:
+            assert step.backward(np.full(1, sign, "f4")) == (4 if sign > 0 else -2)
+
+
+def test_where_modules_change_all_the_time_steps_are_computed():
+    model = nn.Sequential(nn.LayerNorm(2), nn.Linear(2, 1, rng=0))
+    step = tr.Replay(lambda x: model(x).sum(), model.parameters())
+    for i in range(200):
+        model.layers[0].eps = 1e-3 * (i + 1)
+        x = RNG(i).random((2, 2), "f4")
+        assert step.backward(x) == model(x).sum().item()
+    assert step.recordings < 20
+
+
+def test_warnings_are_those_of_the_step_that_is_computed():
+    @tr.op
+    def log(x):
+        with np.errstate(divide="ignore"):
+            return np.log(x), lambda g: (g / np.maximum(x, 1),)
+
+    step = tr.Replay(lambda x: log(W * x).exp().sum(), [W])
+    for x in (1, 0, 2, 0):  # a warning would be an error here
+        assert step.backward(np.full(2, x, "f4")) == pytest.approx(3 * x)
+    assert step.recordings == 1 and step.program.played == 3
+    W.grad = None
+
+
+def test_numbers_in_lists_and_the_order_of_arrays():
+    step = tr.Replay(lambda x, y: ((x - x.mean()) @ y).sum() * W.sum(), [W])
+    for seed in range(4):
+        x, y = RNG(seed).random((70, 33), "f4"), RNG(seed).random((33, 9), "f4")
+        expected = (((x - x.mean()) @ y).sum() * W.sum()).item()
+        assert step.backward(x.tolist(), y.tolist()) == expected
+    for seed in range(4):
+        x = np.asfortranarray(RNG(seed).random((70, 33), "f4"))
+        assert step.backward(x, y) == (((x - x.mean()) @ y).sum() * W.sum()).item()
+    W.grad = None
+
+
+def test_replays_of_one_model_in_several_threads():
+    model = model_of(blocks=1)
+    expected = model.loss(*batch_of(0)).item()
+    found = []
+
+    def run():
+        found.append(tr.Replay(model.loss, model.parameters()).backward(*batch_of(0)))
+
+    for _ in range(5):
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == 20 * [expected]
+    assert all(type(p.data) is np.ndarray for p in model.parameters())
 
 
 def test_threads_that_share_one_replay():
@@ -374,6 +646,20 @@ FUNCTIONS = {
     "einsum": lambda x, i: np.einsum("ij,kj->ik", x, x),
     "where": lambda x, i: np.where(x > 0, x, 0.5) + np.clip(x, -1, 1),
     "like": lambda x, i: np.array(x, like=x) + np.zeros(x.shape, like=x) + np.ones_like(x),
+    "out of functions": lambda x, i: np.sum(x, 0, out=np.zeros_like(x[0])) + x[0].cumsum(
+        out=np.zeros_like(x[0])
+    ),
+    "outs of ufuncs": lambda x, i: np.add(*np.modf(x, out=(np.zeros_like(x), None))),
+    "in place by name": lambda x, i: np.nan_to_num(into(x, lambda y: None), copy=False) * 2,
+    "concatenate as": lambda x, i: np.concatenate([x, x], dtype="f8"),
+    "named tuples": lambda x, i: np.linalg.svd(x)[1] + np.linalg.qr(x).R[0],
+    "nothing": lambda x, i: np.concatenate([x[:0], x * 2, x[1:1].copy()]),
+    "windows": lambda x, i: np.lib.stride_tricks.sliding_window_view(x * 2, 2, axis=0).sum(-1),
+    "axes": lambda x, i: np.matmul(x, x, axes=[(0, 1), (1, 0), (0, 1)]),
+    "integers": lambda x, i: np.ldexp(x, 2) + np.power(abs(x), 2) * 3,
+    "copies": lambda x, i: copy.copy(x) + copy.deepcopy([x])[0],
+    "halves": lambda x, i: x.astype("f2") - x.astype("f2").mean() + x.mean(0),
+    "powers of scalars": lambda x, i: x * (x * x).sum() ** -0.5 + (x * x).sum() ** 3,
     "copyto": lambda x, i: into(np.zeros_like(x), np.copyto, x),
     "norm": lambda x, i: np.linalg.norm(x, axis=0),
     "shapes": lambda x, i: x * np.size(x) * x.ndim * np.shape(x)[0] * len(x),

@@ -47,7 +47,7 @@ def as_array(data: Any, dtype: npt.DTypeLike | None = None, what: str = "Tensor"
 
 
 def copied(data: Any) -> Array:
-    """A C-contiguous copy as an array of NumPy's own class; a recorded one stays recorded.
+    """A C-contiguous copy; of an array which is recorded (`tinyres.recorded`) a recorded one.
 
     >>> copied([1, 2])
     array([1, 2])
@@ -55,6 +55,15 @@ def copied(data: Any) -> Array:
     if isinstance(data, np.ndarray):
         return np.array(data, order="C", like=data)
     return np.array(data, order="C")
+
+
+def plain_array(value: Any) -> Array:
+    """What an op returned, as an array of NumPy's own class; a recorded one stays recorded.
+
+    >>> plain_array(np.ma.array([1.0])), plain_array(np.float32(1.0))
+    (array([1.]), array(1., dtype=float32))
+    """
+    return np.asarray(value, like=value) if isinstance(value, np.ndarray) else np.asarray(value)
 
 
 @functools.lru_cache(maxsize=32)
@@ -95,7 +104,7 @@ def as_operand(data: Any, dtype: np.dtype[Any], what: str) -> Array:
 
 
 class Clock:
-    """Numbers nodes and writes in the order in which they happen.
+    """Numbers nodes, writes and changes of modules in the order in which they happen.
 
     An optimizer writes into parameters in place. A pullback that captured one before would then
     compute with the new values: a wrong gradient that looks like a right one. So whoever writes
@@ -104,7 +113,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.next_number = itertools.count(1).__next__
-        self.last_write = self.last_change = 0
+        self.last_write = self.last_module_change = 0
         self._writes: dict[int, tuple[int, weakref.ref[Array]]] = {}
 
     def note_write(self, array: Array) -> None:
@@ -113,9 +122,9 @@ class Clock:
         forget = weakref.ref(array, lambda _: self._writes.pop(key, None))
         self._writes[key] = self.last_write, forget
 
-    def note_change(self) -> None:
-        """Say that a module is another one now: what was recorded of it is out of date."""
-        self.last_change = self.next_number()
+    def note_module_change(self) -> None:
+        """Say that a module is another one now: what `Replay` recorded of it is out of date."""
+        self.last_module_change = self.next_number()
 
     def check_unwritten(self, op: str, number: int, pullback: Any) -> None:
         """Refuse a pullback that captured an array which was written after `number`."""

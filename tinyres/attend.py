@@ -86,11 +86,11 @@ def _attend_chunk(
     def back(g: Array, gq: Array, gk: Array, gv: Array, add: bool) -> None:
         gT = np.divide(g.swapaxes(-1, -2), total, order="C")  # (..., d_v, T_q)
         _product(e, gT.swapaxes(-1, -2).copy(), gv, add)
+        gT *= scale  # here, where it has the fewest numbers to change
         ones = filled(v.shape[-1], 1, e.dtype)[None]
         gs = v @ gT  # of the weights, then of the scores: (..., T_k, T_q)
         gs -= (ones @ (gT * mixed)) / total  # (..., 1, T_q)
         gs *= e
-        gs *= scale
         _product(gs, q.copy(), gk, add)
         np.matmul(gs.swapaxes(-1, -2), k, out=gq)
 

@@ -97,7 +97,8 @@ def scope(name: str, *, level: int | None = None) -> Iterator[None]:
         SCOPE.reset(token)
 
 
-# While a checkpointed part runs: the generators it drew from, each with its state before that.
+# While a part of a step runs on its own (checkpointed, recorded, of a part of the batch): the
+# generators it drew from, each with its state before that.
 DRAWN: ContextVar[dict[np.random.Generator, Any] | None] = ContextVar("tinyres_drawn", default=None)
 
 

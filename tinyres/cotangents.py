@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tinyres.arrays import Array
+from tinyres.arrays import Array, plain_array
 from tinyres.expect import shown
 
 
@@ -15,20 +15,21 @@ def fit(
     h: Any,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
-    op_dtype: np.dtype[Any],
+    g: Array,
     op: str,
     slot: int,
 ) -> Array:
-    """Cotangent `h` of input `slot`, in the shape and dtype of that input.
+    """Cotangent `h` of input `slot`, made of the cotangent g of the output of `op`, in the shape
+    and dtype of that input.
 
     Axes along which the input was broadcast are summed. None stands for zeros. What doesn't fit
     otherwise is an error that names the op.
 
     >>> f32 = np.dtype("f4")
-    >>> fit(np.ones((2, 3), "f4"), (3,), f32, f32, "add", 1)
+    >>> fit(np.ones((2, 3), "f4"), (3,), f32, np.ones((2, 3), "f4"), "add", 1)
     array([2., 2., 2.], dtype=float32)
     """
-    given: Array = np.zeros(shape, dtype) if h is None else np.asanyarray(h)
+    given: Array = np.zeros(shape, dtype, like=g) if h is None else plain_array(h)
     h = given
     if h.shape != shape:
         h = unbroadcast(h, shape)
@@ -38,7 +39,7 @@ def fit(
             f"which has shape {shape}: each input's cotangent must have its shape"
         )
     # Beside a float64 operand an op promotes a float32 one; by itself a pullback may not widen.
-    if h.dtype not in (dtype, op_dtype):
+    if h.dtype not in (dtype, g.dtype):
         raise TypeError(
             f"{op}: its pullback returned a cotangent of dtype {h.dtype} for input {slot}, which "
             f"has dtype {dtype}: compute in the dtype of the inputs"
@@ -55,7 +56,7 @@ def unbroadcast(g: Array, shape: tuple[int, ...]) -> Array:
     """
     g = g.sum(axis=tuple(range(g.ndim - len(shape))))
     repeated = tuple(i for i, n in enumerate(g.shape[: len(shape)]) if shape[i] == 1 != n)
-    return np.asanyarray(g.sum(axis=repeated, keepdims=True))
+    return plain_array(g.sum(axis=repeated, keepdims=True))
 
 
 def one_each(op: str, returned: Any, inputs: int) -> Sequence[Any]:

@@ -209,8 +209,8 @@ METHODS = {
 FUNCTIONS = {
     "from_numpy": "tr.Tensor(array)", "cat": "tr.concatenate",
     "zeros": "tr.Tensor(np.zeros(...))", "ones": "tr.Tensor(np.ones(...))",
-    "arange": "np.arange", "randn": "tr.Tensor(rng.standard_normal(...))", "abs": "np.abs",
-    "manual_seed": "rng=seed, where a model is made",
+    "arange": "np.arange", "randn": "tr.Tensor(rng.standard_normal(...))",
+    "abs": "tr.maximum(x, -x)", "manual_seed": "rng=seed, where a model is made",
 }  # fmt: skip
 MODULES = {
     "ReLU": "tr.relu", "GELU": "tr.gelu", "Tanh": "tr.tanh", "Sigmoid": "tr.sigmoid",

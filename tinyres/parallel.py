@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tinyres import expect
-from tinyres.arrays import Array
+from tinyres.arrays import Array, as_array
 from tinyres.context import DRAWN
 from tinyres.signatures import ArrayLike, Arrived
 from tinyres.tensor import DELIVER, Tensor, add_to_leaves
@@ -81,7 +81,7 @@ def _helpers(count: int) -> ThreadPoolExecutor:
 
 
 def batch_arrays(what: str, batch: Sequence[Any]) -> list[Array]:
-    """The arrays of a batch: integers stay what they are, tokens among them."""
+    """The arrays of a batch: integers stay what they are, Python's numbers become float32."""
     return [_batch_array(what, array) for array in batch]
 
 
@@ -92,7 +92,8 @@ def _batch_array(what: str, array: Any) -> Array:
         rows = np.asarray(None)
     if rows.dtype.kind not in "biuf":
         raise TypeError(f"{what}: batch must hold arrays of numbers, got {expect.shown(array)}")
-    return rows
+    numbers = isinstance(array, list | tuple | float)
+    return as_array(array) if rows.dtype.kind == "f" and numbers else rows
 
 
 def _bound(

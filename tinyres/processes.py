@@ -163,7 +163,7 @@ def _replayed_part(replay: Replay, part: tuple[Array, ...], weight: float) -> Pa
     drawn: dict[np.random.Generator, Any] = {}
     DRAWN.set(drawn)
     loss, arrived = replay.step(list(part))
-    return weight * loss, [(node, g * weight, True) for node, g, _ in arrived], drawn
+    return weight * loss, [(node, np.asarray(g * weight), True) for node, g, _ in arrived], drawn
 
 
 # ---------------------------------------------------------------- in the other processes

@@ -21,29 +21,39 @@ from tinyres.arrays import Array
 from tinyres.operators import Operators
 
 F = TypeVar("F", bound=Callable[..., Any])
+Function = Callable[..., Any]
 
-# They have an argument `out` that need not be given by name; of maximum NumPy wants the name.
-NAMED_OUT = (np.maximum, np.minimum)
+# All their inputs have one dtype, so that a Python number among them can be an array of it.
+OF_ONE_DTYPE = {
+    np.add, np.subtract, np.multiply, np.divide, np.maximum, np.minimum, np.equal, np.not_equal,
+    np.less, np.less_equal, np.greater, np.greater_equal,
+}  # fmt: skip
+OUT_BY_NAME = {np.maximum, np.minimum}  # NumPy warns of a third argument by position
 # Functions, not ufuncs, that write their result where `out` says, and need not copy it there.
-WITH_OUT = (np.concatenate, np.stack, np.einsum)
-# What these return does not depend on the numbers in the arrays that they are given.
-OF_MEMORY = (np.may_share_memory, np.shares_memory)
+WITH_OUT = {np.concatenate, np.stack, np.einsum}
+# What they return, a view perhaps, does not depend on the numbers in what they are given.
+OF_NO_NUMBERS = {
+    operator.getitem, np.asarray, np.asanyarray, np.atleast_1d, np.atleast_2d, np.atleast_3d,
+    np.ndarray.astype, np.ndarray.reshape, np.ndarray.ravel, np.reshape, np.ravel, np.transpose,
+    np.swapaxes, np.moveaxis, np.expand_dims, np.squeeze, np.broadcast_to, np.flip, np.empty,
+    np.empty_like, np.shape, np.ndim, np.size, np.may_share_memory, np.shares_memory,
+}  # fmt: skip
 
 
 class Call(NamedTuple):
     """A call that writes: `function(*args, **options)`."""
 
-    function: Callable[..., Any]
+    function: Function
     args: tuple[Any, ...]
-    options: dict[str, Any] = {}  # noqa: RUF012  (nobody writes into it)
+    options: dict[str, Any]
 
     @property
     def name(self) -> str:
         """What NumPy calls the function: "add", or "add.reduce"."""
-        function = self.args[1] if self.function is _write else self.function
+        function = self.args[0] if self.function in WRAPPERS else self.function
         whose = getattr(function, "__self__", None)
         of = f"{whose.__name__}." if isinstance(whose, np.ufunc) else ""
-        return of + function.__name__.strip("_")
+        return of + str(function.__name__).strip("_")
 
 
 class Recording:
@@ -51,11 +61,23 @@ class Recording:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self.made: list[Array] = []
+        self.made: list[Array] = []  # with what they look at, if they are views
         self.turn = 0  # how many calls there were when the way back began
+        self._errors = np.geterr()
 
-    def note(self, function: Callable[..., Any], *args: Any, **options: Any) -> None:
-        """Add a call."""
+    def made_for(self, function: Function, *arrays: Array) -> None:
+        """Say that these arrays are new."""
+        if any(array.dtype.hasobject for array in arrays):
+            raise TypeError(
+                f"Replay: {function.__name__} makes an array of Python objects, which can't be "
+                "recorded: use functions of NumPy that make numbers"
+            )
+        self.made += map(owner, arrays)
+
+    def note(self, function: Function, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Add a call; one that was made under `np.errstate` is played under it, too."""
+        if np.geterr() != self._errors:
+            function, args, options = _under, (function, args, options, np.geterr()), {}
         self.calls.append(Call(function, args, options))
 
 
@@ -74,31 +96,37 @@ class Recorded(np.ndarray[Any, Any]):
     ) -> Any:
         if any(isinstance(a, Operators) for a in inputs):
             return NotImplemented  # a tensor beside an array does the work, and makes an op of it
-        function = ufunc if method == "__call__" else getattr(ufunc, method)
-        inputs, options, into = bare(inputs), bare(options), bare(out)
-        returned = function(*inputs, **options, **({"out": into} if out else {}))
         recording = RECORDING.get()
+        if recording is not None and not all(isinstance(a, Recorded | None) for a in out):
+            raise TypeError(
+                f"Replay: {ufunc.__name__} writes into an array that is not made of the batch or "
+                "the parameters: make it like one that is, as in np.zeros(shape, like=x)"
+            )
+        function = ufunc if method == "__call__" else getattr(ufunc, method)
+        inputs, options = bare(inputs), bare(options)
+        returned = function(*inputs, **options, **({"out": bare(out)} if out else {}))
         if recording is None:
             return returned
         if returned is None:  # ufunc.at writes into its first input
-            return recording.note(function, *inputs, **options)
-        if not out:
-            into = tuple(map(np.asarray, returned if isinstance(returned, tuple) else (returned,)))
-            recording.made += map(owner, into)
-            out = tuple(a.view(Recorded) for a in into)
-        options.pop("order", None)  # played back, the result has its place
-        if ufunc is np.matmul and _fit_dot(*inputs, *into):
-            recording.note(np.ndarray.dot, *inputs, *into)
-        elif method == "__call__" and not options and ufunc not in NAMED_OUT:
-            recording.note(function, *_numbers_as_arrays(inputs), *into)
-        else:
-            recording.note(function, *_numbers_as_arrays(inputs), **options, out=into)
-        return out[0] if len(out) == 1 else out
+            return recording.note(function, inputs, options)
+        into = tuple(map(np.asarray, returned if isinstance(returned, tuple) else (returned,)))
+        results = []
+        for array, given in zip(into, out or len(into) * (None,)):
+            if given is None:
+                recording.made_for(function, array)
+            results.append(array.view(Recorded) if given is None else given)
+        _note_ufunc(recording, function, inputs, options, into)
+        return results[0] if len(results) == 1 else tuple(results)
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
         if not all(issubclass(kind, np.ndarray) for kind in types):
             return NotImplemented
         return noted(function, args, options)
+
+    def __pow__(self, exponent: Any, modulo: None = None) -> Any:
+        if self.ndim == 0:  # in NumPy a scalar, whose power may differ in its last bit
+            return noted(_power_of_scalar, (self, exponent), {})
+        return super().__pow__(exponent)
 
     def __getitem__(self, index: Any) -> Any:
         return noted(operator.getitem, (self, index), {})
@@ -106,29 +134,46 @@ class Recorded(np.ndarray[Any, Any]):
     def __setitem__(self, index: Any, value: Any) -> None:
         noted(operator.setitem, (self, index, value), {})
 
-    def __bool__(self) -> bool:
-        truth, recording = bool(bare(self)), RECORDING.get()
-        if recording is not None:
-            recording.note(_still, bare(self), truth)
-        return truth
+    def __copy__(self) -> Any:
+        return self.copy()
 
     def __deepcopy__(self, _: Any) -> Any:
         return self.copy()
 
+    @property
+    def flat(self) -> Any:
+        _refuse_to_record("flat")
+        return bare(self).flat
 
-def bare(value: Any) -> Any:
-    """A value with plain arrays for recorded ones, also in tuples, lists and dicts."""
-    if isinstance(value, Recorded):
-        return value.view(np.ndarray)
+    def __bool__(self) -> bool:
+        truth, recording = bool(bare(self)), RECORDING.get()
+        if recording is not None:
+            recording.note(_decide, (bare(self), truth), {})
+        return truth
+
+
+# ---------------------------------------------------------------- values with arrays in them
+
+
+def mapped(function: Callable[[Array], Any], value: Any) -> Any:
+    """A value with function(array) for each array in it, also in tuples, lists and dicts."""
+    if isinstance(value, np.ndarray):
+        return function(value)
     if isinstance(value, tuple | list):
-        return type(value)(map(bare, value))
+        items = [mapped(function, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
-        return {key: bare(item) for key, item in value.items()}
+        return {key: mapped(function, item) for key, item in value.items()}
     return value
 
 
+def bare(value: Any) -> Any:
+    """A value with plain arrays for recorded ones."""
+    return mapped(lambda a: a.view(np.ndarray) if isinstance(a, Recorded) else a, value)
+
+
 def arrays_in(value: Any) -> Iterator[Array]:
-    """The arrays in a value, also in tuples, lists and dicts."""
+    """The arrays in a value."""
     if isinstance(value, np.ndarray):
         yield value
     elif isinstance(value, tuple | list | dict):
@@ -138,67 +183,90 @@ def arrays_in(value: Any) -> Iterator[Array]:
 
 def owner(array: Array) -> Array:
     """The array whose memory this one looks at: itself, if it is no view."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
+    base = array.base
+    while base is not None:  # as_strided puts an object that is no array in between
+        array = base if isinstance(base, np.ndarray) else array
+        base = getattr(base, "base", None)
     return array
 
 
-def noted(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+# ---------------------------------------------------------------- what is noted
+
+
+def noted(function: Function, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """What a function of arrays returns, noted unless it is only a view of what it was given."""
     args, options = bare(args), bare(options)
-    returned = function(*args, **options)
     recording = RECORDING.get()
     if recording is None:
-        return returned
-    if isinstance(returned, bool) and function not in OF_MEMORY:
-        recording.note(_returns_still, function, args, options, returned)
+        return function(*args, **options)
+    try:
+        returned = function(*args, **options)
+    except Exception:  # and somebody may go on without it
+        recording.note(_fail_again, (function, args, options), {})
+        raise
     values = returned if isinstance(returned, tuple | list) else (returned,)
-    if not all(isinstance(value, np.ndarray | np.generic) for value in values):
-        if returned is None:
-            recording.note(function, *args, **options)  # it wrote into one of its arguments
-        return returned
-    given = [*arrays_in(args), *arrays_in(options)]
-    arrays = [np.asarray(value) for value in values]
-    made = [a for a in arrays if not any(np.may_share_memory(a, other) for other in given)]
-    if made:
-        recording.made += map(owner, made)
-        _note_writing(recording, function, args, options, arrays)
-    wrapped = [a.view(Recorded) for a in arrays]
-    return type(returned)(wrapped) if isinstance(returned, tuple | list) else wrapped[0]
+    of_numpy = [isinstance(value, np.ndarray | np.generic) for value in values]
+    if any(of_numpy) and not all(of_numpy):
+        raise TypeError(f"Replay: can't record {function.__name__}, of which a part is no array")
+    if all(of_numpy):
+        arrays = [np.asarray(value) for value in values]
+        _note_function(recording, function, args, options, arrays)
+        return mapped(lambda a: a.view(Recorded), _like(returned, arrays))
+    elif function not in OF_NO_NUMBERS:  # also those that return None, and write into what is given
+        recording.note(_return_the_same, (function, args, options, returned), {})
+    return returned
 
 
-def _note_writing(
+def _like(returned: Any, arrays: list[Array]) -> Any:
+    """The arrays as a tuple, list or named tuple, as they were returned; one alone as itself."""
+    if not isinstance(returned, tuple | list):
+        return arrays[0]
+    return type(returned)(*arrays) if hasattr(returned, "_fields") else type(returned)(arrays)
+
+
+def _note_function(
     recording: Recording,
-    function: Callable[..., Any],
+    function: Function,
     args: tuple[Any, ...],
     options: dict[str, Any],
-    into: list[Array],
+    returned: list[Array],
 ) -> None:
+    given = [*arrays_in(args), *arrays_in(options)]
+    if any(a is other for a in returned for other in given):  # such as np.sum(x, out=y)
+        if function not in OF_NO_NUMBERS:
+            recording.note(function, args, options)
+        return
+    known = {id(owner(a)) for a in given}
+    made = [owner(a) for a in returned if id(owner(a)) not in known]
+    recording.made_for(function, *made)
     if function in (np.ndarray.copy, np.ndarray.astype):
-        recording.note(np.copyto, into[0], args[0], "unsafe")
-    elif function in WITH_OUT:
-        recording.note(function, *args, **options, out=into[0])
-    elif function is not np.empty_like and function is not np.empty:
-        recording.note(_write, into, function, args, options)
+        if made:
+            recording.note(np.copyto, (returned[0], args[0], "unsafe"), {})
+    elif function in WITH_OUT and not options.keys() & {"dtype", "casting"}:
+        recording.note(function, args, {**options, "out": returned[0]})
+    elif made and function not in (np.empty, np.empty_like):
+        recording.note(_write, (function, args, options, returned), {})
+    elif function not in OF_NO_NUMBERS:  # such as np.split(x, places)
+        recording.note(_look_at_the_same, (function, args, options, returned), {})
 
 
-def _write(into: list[Array], function: Callable[..., Any], args: Any, options: Any) -> None:
-    returned = function(*args, **options)
-    values = returned if isinstance(returned, tuple | list) else (returned,)
-    for array, value in zip(into, values):
-        if array.shape != np.shape(value):  # np.unique and the like, on other numbers
-            raise Diverged
-        array[...] = value
-
-
-def _still(array: Array, truth: bool) -> None:
-    if bool(array) is not truth:
-        raise Diverged
-
-
-def _returns_still(function: Callable[..., Any], args: Any, options: Any, truth: bool) -> None:
-    if function(*args, **options) is not truth:
-        raise Diverged
+def _note_ufunc(
+    recording: Recording,
+    function: Any,
+    inputs: tuple[Any, ...],
+    options: dict[str, Any],
+    into: tuple[Array, ...],
+) -> None:
+    """Note it in the way in which NumPy is called fastest."""
+    options.pop("order", None)  # played back, the result has its place
+    if function in OF_ONE_DTYPE:
+        inputs = _numbers_as_arrays(inputs)
+    if function is np.matmul and not options and _fit_dot(*inputs, *into):
+        recording.note(np.ndarray.dot, (*inputs, *into), {})
+    elif isinstance(function, np.ufunc) and not options and function not in OUT_BY_NAME:
+        recording.note(function, (*inputs, *into), {})
+    else:
+        recording.note(function, inputs, {**options, "out": into})
 
 
 def _fit_dot(a: Array, b: Array, into: Array) -> bool:
@@ -230,31 +298,87 @@ def whole(function: F) -> F:
     return cast(F, run)
 
 
-def _noted_method(name: str) -> Callable[..., Any]:
+def _power_of_scalar(x: Array, exponent: Any) -> Any:
+    return x[()] ** exponent
+
+
+# ---------------------------------------------------------------- what is played for it
+
+
+def _write(function: Function, args: Any, options: Any, into: list[Array]) -> None:
+    returned = function(*args, **options)
+    values = returned if isinstance(returned, tuple | list) else (returned,)
+    for array, value in zip(into, values):
+        if array.shape != np.shape(value):  # np.unique and the like, on other numbers
+            raise Diverged
+        array[...] = value
+
+
+def _decide(array: Array, truth: bool) -> None:
+    if bool(array) is not truth:
+        raise Diverged
+
+
+def _return_the_same(function: Function, args: Any, options: Any, returned: Any) -> None:
+    if function(*args, **options) != returned:
+        raise Diverged
+
+
+def _look_at_the_same(function: Function, args: Any, options: Any, views: list[Array]) -> None:
+    returned = function(*args, **options)
+    found = returned if isinstance(returned, tuple | list) else (returned,)
+    for a, b in zip(found, views):
+        if a.ctypes.data != b.ctypes.data or (a.shape, a.strides) != (b.shape, b.strides):
+            raise Diverged
+
+
+def _fail_again(function: Function, args: Any, options: Any) -> None:
+    try:
+        function(*args, **options)
+    except Exception:
+        return
+    raise Diverged
+
+
+def _under(function: Function, args: Any, options: Any, errors: Any) -> None:
+    with np.errstate(**errors):
+        function(*args, **options)
+
+
+WRAPPERS = (_write, _return_the_same, _look_at_the_same, _fail_again, _under)
+
+# ---------------------------------------------------------------- methods of the array
+
+
+def _noted_method(name: str) -> Function:
     function = getattr(np.ndarray, name)
     return lambda self, *args, **options: noted(function, (self, *args), options)
 
 
-def _number(name: str) -> Callable[..., Any]:
-    def convert(self: Recorded, *args: Any) -> Any:
-        if RECORDING.get() is None:
-            return getattr(bare(self), name)(*args)
+def _refused_method(name: str) -> Function:
+    def call(self: Recorded, *args: Any) -> Any:
+        _refuse_to_record(name.strip("_"))
+        return getattr(bare(self), name)(*args)
+
+    return call
+
+
+def _refuse_to_record(name: str) -> None:
+    if RECORDING.get() is not None:
         raise TypeError(
-            f"a Python number was made of an array ({name.strip('_')}): played back, it would stay "
-            "the same whatever the batch is; keep it an array"
+            f"Replay: {name} takes numbers out of an array. Played back, they would stay what they "
+            "were when it was recorded: compute with the array itself, or with np.stack of several"
         )
 
-    return convert
 
-
-# Methods of an array that write without asking a ufunc.
+# Those that neither a ufunc nor __array_function__ gets to see.
 METHODS = (
     "argmax", "argmin", "argpartition", "argsort", "astype", "choose", "compress", "copy",
-    "cumprod", "cumsum", "dot", "fill", "flatten", "nonzero", "partition", "put", "ravel",
+    "cumprod", "cumsum", "dot", "fill", "flatten", "mean", "nonzero", "partition", "put", "ravel",
     "repeat", "reshape", "round", "searchsorted", "sort", "take", "trace",
 )  # fmt: skip
-NUMBERS = ("__float__", "__int__", "__index__", "__complex__", "item", "tolist")
+NUMBERS = ("__float__", "__int__", "__index__", "__complex__", "item", "tolist", "tobytes")
 for _name in METHODS:
     setattr(Recorded, _name, _noted_method(_name))
 for _name in NUMBERS:
-    setattr(Recorded, _name, _number(_name))
+    setattr(Recorded, _name, _refused_method(_name))

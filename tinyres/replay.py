@@ -1,4 +1,4 @@
-"""A training step without the interpreter: recorded once as a list of NumPy calls, then played.
+"""A training step without tensors and pullbacks: NumPy calls, recorded once and then played.
 
 A step of a deep, narrow stack is thousands of small NumPy calls, and Python spends as long between
 them as NumPy spends in them: it makes tensors, nodes and pullbacks, and walks back over them. But
@@ -22,10 +22,15 @@ from tinyres.parallel import batch_arrays
 from tinyres.recorded import RECORDING, Diverged, Recorded, Recording, bare
 from tinyres.reuse import share_memory
 from tinyres.signatures import Arrived
-from tinyres.tensor import DELIVER, Tensor
+from tinyres.tensor import DELIVER, Node, Tensor
 
 PROGRAMS = 4  # kept at a time, one for each shape of the batch
 LONGEST_PAUSE = 32  # steps
+COMPARED = {0, 10, 100, 1_000, 10_000, 100_000}  # the step after so many
+# Recording puts other arrays into the parameters, which several threads may share.
+ONE_AT_A_TIME = threading.Lock()
+
+Step = tuple[float, Arrived]  # the loss, and the gradients on their way
 
 
 class Replay:
@@ -33,14 +38,15 @@ class Replay:
 
     `loss` is a function of the arrays in a batch, such as `model.loss`, and `params` are the
     parameters that it uses. The loss and the gradients are those of `loss(*batch).backward()`, to
-    the last bit; dropout draws as ever. The first step records. The second is computed both ways
-    and compared, and so is the first one whose batch is another; from then on only the recording
-    is played.
+    the last bit; dropout draws as ever. The step is computed, too, and compared, when it is
+    recorded, in the step after that, when an array of the batch or the parameters are others for
+    the first time, and in every 10th, 100th, 1,000th step; a difference is a RuntimeError.
 
     It records anew for a batch of another shape, after train(), eval() and whatever else assigns
-    an attribute of a module, and when a value on which a decision hangs has changed sides;
-    `recordings` says how often. What `loss` takes from elsewhere, such as a list or a global
-    variable, must stay as it is.
+    an attribute of a module, and when a value on which a decision or a shape hangs is another one;
+    `recordings` says how often. Where that happens in most steps it gains nothing. Played back,
+    no other Python code in `loss` runs, and what that takes from elsewhere, such as a list, a
+    global variable or a random number of its own, must stay as it is.
 
     >>> from tinyres import nn
     >>> model = nn.TransformerLM(vocab=9, d_model=8, heads=2, blocks=1, context=4, rng=0)
@@ -55,8 +61,11 @@ class Replay:
         self._params = list(dict.fromkeys(checked.tensors("Replay", params)))
         if not any(p.requires_grad for p in self._params):
             raise ValueError("Replay: no tensor among params requires grad")
+        if not all(p.is_leaf for p in self._params):
+            raise ValueError("Replay: a tensor among params was made by an op: pass leaves")
         self.recordings = 0
         self._programs: dict[Any, Program] = {}  # the one that was used last is the last
+        self._latest: Program | None = None
         self._pause, self._next_pause = 0, 1
         self._lock = threading.Lock()  # a program has one set of arrays
 
@@ -71,56 +80,60 @@ class Replay:
     @property
     def program(self) -> Program:
         """What was recorded or played last."""
-        if not self._programs:
+        if self._latest is None:
             raise RuntimeError("Replay: nothing was recorded yet: call backward(*batch) before")
-        return next(reversed(self._programs.values()))
+        return self._latest
 
-    def step(self, batch: list[Array]) -> tuple[float, Arrived]:
+    def step(self, batch: list[Array]) -> Step:
         """The loss and the gradients, delivered to nobody; they last until the next step."""
-        mode = MODE.get()
-        if self._pause or mode.check is not None or not mode.recording:
-            self._pause = max(self._pause - 1, 0)
-            return _run(self._loss, batch)
-        key = (mode, *[(a.shape, a.dtype) for a in batch])
+        if self._pause:
+            self._pause -= 1
+            return _computed(self._loss, batch)
+        key = (MODE.get(), *[(a.shape, a.dtype, a.flags.fnc) for a in batch])
         program = self._programs.pop(key, None)
-        if program is None or not program.fits(self._params):
-            program, step = _record(self._loss, self._params, batch)
-            self.recordings += 1
+        if program is None:
+            program, step = self._recorded(batch)
         else:
             try:
-                step = self._played(program, batch)
+                step = program.checked(self._loss, self._params, batch)
             except Diverged:
-                # Where decisions fall now this way, now that, recording takes longer than it saves.
-                self._pause = self._next_pause - 1
-                self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
-                return _run(self._loss, batch)
-        self._programs[key] = program
+                self._take_a_pause(program)
+                return _computed(self._loss, batch)
+        self._programs[key] = self._latest = program
         if len(self._programs) > PROGRAMS:
             del self._programs[next(iter(self._programs))]
         return step
 
-    def _played(self, program: Program, batch: list[Array]) -> tuple[float, Arrived]:
-        """The program's loss and gradients, and on its first steps those of `loss` beside them."""
-        if program.trusted:
-            return program.play(batch)
-        other = program.differs(batch)
-        if program.tried and not other:
-            return program.play(batch)
-        before = program.generator_states()
-        loss, arrived = _run(self._loss, batch)
-        program.set_generators(before)  # so that it draws the same once more
-        _same(loss, arrived, *program.play(batch))
-        program.tried, program.trusted = True, other
-        return loss, arrived
+    def _recorded(self, batch: list[Array]) -> tuple[Program, Step]:
+        """A new program, and the step as it was computed."""
+        drawn: dict[np.random.Generator, Any] = {}
+        token = DRAWN.set(drawn)
+        try:
+            step = _computed(self._loss, batch)
+        finally:
+            DRAWN.reset(token)
+        note_draws(drawn)
+        _set_back(drawn)
+        with ONE_AT_A_TIME:
+            program, again = _record(self._loss, self._params, batch, list(drawn))
+        _same(step, again)
+        self.recordings += 1
+        return program, step
+
+    def _take_a_pause(self, program: Program) -> None:
+        """Compute some steps: where a decision falls now this way, now that, to record costs more
+        than is saved. The pauses grow, unless the program was of use for long."""
+        self._next_pause = 1 if program.played > LONGEST_PAUSE else self._next_pause
+        self._pause = self._next_pause - 1
+        self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
 
 
 class Program:
     """What was recorded, ready to be played: NumPy calls on arrays that have their places."""
 
     def __init__(self, recording: Recording, params: Sequence[Tensor], batch: list[Array],
-                 loss: Array, arrived: Arrived, generators: list[np.random.Generator]):  # fmt: skip
-        gradients = [bare(g) for _, g, _ in arrived]
-        calls, moved, self.places = share_memory(recording, [loss, *gradients])
+                 generators: list[np.random.Generator], loss: Array, arrived: Arrived):  # fmt: skip
+        calls, moved, self.places = share_memory(recording, [loss, *[g for _, g, _ in arrived]])
         self.names = [call.name for call in calls]
         self.turn = recording.turn  # how many calls there are before the way back begins
         # A call with options by name takes longer: they are bound to it once.
@@ -129,22 +142,38 @@ class Program:
         ]
         self.batch, self.generators = batch, generators
         self.loss: Array = moved(loss)
-        self.gradients = [(node, moved(g)) for (node, _, _), g in zip(arrived, gradients)]
+        self.gradients = [(node, moved(g)) for node, g, _ in arrived]
         self.params = [(p._data, p._node) for p in params]
-        self.change = CLOCK.last_change
-        self.tried = self.trusted = False
+        self.module_change = CLOCK.last_module_change
+        self.played = 0
+        self.unseen = set(range(len(batch)))  # arrays of the batch that were always the same
+        self.last_write: int | None = CLOCK.last_write  # None: parameters were others since
 
     def fits(self, params: Sequence[Tensor]) -> bool:
         """Whether the parameters are the same arrays and no module was changed since."""
-        return self.change == CLOCK.last_change and all(
+        return self.module_change == CLOCK.last_module_change and all(
             p._data is data and p._node is node for p, (data, node) in zip(params, self.params)
         )
 
-    def differs(self, batch: list[Array]) -> bool:
-        """Whether the batch is another one than last time, in all of its arrays."""
-        return not any(np.array_equal(own, new) for own, new in zip(self.batch, batch))
+    def checked(
+        self, loss: Callable[..., Tensor], params: Sequence[Tensor], batch: list[Array]
+    ) -> Step:
+        """Play it, and compare with the step as it is computed where that can tell something."""
+        if not self.fits(params):
+            raise Diverged
+        new = {i for i in self.unseen if not np.array_equal(self.batch[i], batch[i])}
+        self.unseen -= new
+        if self.last_write not in (None, CLOCK.last_write):
+            new, self.last_write = {-1}, None
+        if not new and self.played not in COMPARED:
+            return self.play(batch)
+        before = self.generator_states()
+        step = _computed(loss, batch)
+        _set_back(before)  # so that it draws the same once more
+        _same(step, self.play(batch))
+        return step
 
-    def play(self, batch: list[Array]) -> tuple[float, Arrived]:
+    def play(self, batch: list[Array]) -> Step:
         """Make the calls; the gradients lie in memory that the next step writes into."""
         before = self.generator_states()
         for own, new in zip(self.batch, batch):
@@ -152,52 +181,60 @@ class Program:
         try:
             for function, args in self.calls:
                 function(*args)
-        except Diverged:
-            self.set_generators(before)
-            raise
+        except Exception as error:  # which loss will raise itself if it is not one of playing
+            _set_back(before)
+            raise Diverged from error
+        note_draws(before)
+        self.played += 1
         return self.loss.item(), [(node, g, False) for node, g in self.gradients]
 
-    def generator_states(self) -> list[Any]:
-        """Where the random generators stand from which the loss draws."""
-        return [rng.bit_generator.state for rng in self.generators]
+    def generator_states(self) -> dict[np.random.Generator, Any]:
+        """The random generators from which the loss draws, each with its state."""
+        return {rng: rng.bit_generator.state for rng in self.generators}
 
-    def set_generators(self, states: list[Any]) -> None:
-        """Set them back."""
-        for rng, state in zip(self.generators, states):
-            rng.bit_generator.state = state
+
+def _set_back(states: dict[np.random.Generator, Any]) -> None:
+    for rng, state in states.items():
+        rng.bit_generator.state = state
 
 
 def _record(
-    loss: Callable[..., Tensor], params: Sequence[Tensor], batch: list[Array]
-) -> tuple[Program, tuple[float, Arrived]]:
-    own = [a.copy() for a in batch]
+    loss: Callable[..., Tensor],
+    params: Sequence[Tensor],
+    batch: list[Array],
+    generators: list[np.random.Generator],
+) -> tuple[Program, Step]:
+    own = [a.copy(order="K") for a in batch]
     recording = Recording()
-    drawn: dict[np.random.Generator, Any] = {}
+    change = CLOCK.last_module_change
     arrays = [p._data for p in params]
-    tokens = RECORDING.set(recording), DRAWN.set(drawn)
+    token = RECORDING.set(recording)
     try:
         for p in params:
             p._data = p._data.view(Recorded)
         value, arrived = _value_and_gradients(loss, [a.view(Recorded) for a in own])
     finally:
-        RECORDING.reset(tokens[0])
-        DRAWN.reset(tokens[1])
-        note_draws(drawn)
+        RECORDING.reset(token)
         for p, array in zip(params, arrays):
             p._data = array
+    if change != CLOCK.last_module_change:
+        raise RuntimeError(
+            "Replay: loss assigns an attribute of a module, which would not happen when it is "
+            "played back: return it, or do without Replay"
+        )
     known = {p._node for p in params}
-    if any(node.pullback is None and node not in known for node, _, _ in arrived):
+    if any(node not in known for node, _, _ in arrived):
         raise RuntimeError(
             "Replay: loss has a gradient for a tensor that is not among params: give all tensors "
-            "that loss uses"
+            "that loss uses, and call retain_grad() in a step without Replay"
         )
-    found = [(node, bare(g), mine) for node, g, mine in arrived if node in known]
-    program = Program(recording, params, own, bare(value._data), found, list(drawn))
-    return program, (bare(value._data).item(), found)
+    of_params = [(node, bare(g), False) for node, g, _ in arrived]
+    result = bare(value._data)
+    program = Program(recording, params, own, generators, result, of_params)
+    return program, (result.item(), of_params)
 
 
-def _run(loss: Callable[..., Tensor], batch: list[Array]) -> tuple[float, Arrived]:
-    """The loss as a number, and the gradients, delivered to nobody yet."""
+def _computed(loss: Callable[..., Tensor], batch: list[Array]) -> Step:
     value, arrived = _value_and_gradients(loss, batch)
     return value.item(), arrived
 
@@ -205,32 +242,53 @@ def _run(loss: Callable[..., Tensor], batch: list[Array]) -> tuple[float, Arrive
 def _value_and_gradients(
     loss: Callable[..., Tensor], batch: Sequence[Array]
 ) -> tuple[Tensor, Arrived]:
+    """The loss and the gradients, delivered to nobody."""
     arrived: Arrived = []
-    token = DELIVER.set(arrived.extend)
+    token = DELIVER.set(_refuse_gradients)
     try:
         value = expect.instance("what loss returns", loss(*batch), Tensor, "a tensor")
+        DELIVER.set(arrived.extend)
         recording = RECORDING.get()
         if recording is None or value.size != 1:  # backward refuses more than one number
             value.backward()
-        else:  # recorded from the start, so that all on the way is, even what writes into zeros
+        else:
             recording.turn = len(recording.calls)
+            # The seed is recorded, so each cotangent that is made of it is, too.
             value.backward(np.ones(value.shape, value.dtype).view(Recorded))
     finally:
         DELIVER.reset(token)
     return value, arrived
 
 
-def _same(loss: float, arrived: Arrived, played_loss: float, played: Arrived) -> None:
-    gradients = {node: g for node, g, _ in arrived}
-    same = np.array_equal(loss, played_loss, equal_nan=True) and all(
-        node in gradients and np.array_equal(g, gradients[node], equal_nan=True)
-        for node, g, _ in played
-    )
-    if not same:
+def _refuse_gradients(arrived: Arrived) -> None:
+    raise RuntimeError("Replay: loss calls backward() itself: do without Replay")
+
+
+def _same(computed: Step, recorded: Step) -> None:
+    """Refuse a recording that does not give what was computed."""
+    different = ""
+    if not np.array_equal(computed[0], recorded[0], equal_nan=True):
+        different = f"the loss is {recorded[0]} instead of {computed[0]}"
+    else:
+        ours, theirs = _by_leaf(computed[1]), _by_leaf(recorded[1])
+        for node in ours.keys() | theirs.keys():
+            if node not in ours or node not in theirs:
+                different = f"a gradient of shape {node.shape} is there in one of the two only"
+            elif not np.array_equal(ours[node], theirs[node], equal_nan=True):
+                different = f"a gradient of shape {node.shape} is another one"
+    if different:
         raise RuntimeError(
-            f"Replay: played back, loss is {played_loss} or has other gradients; computed, it is "
-            f"{loss}. It uses numbers that NumPy's calls on the batch and on params don't lead to, "
-            "such as np.asarray(x), an array of zeros that is filled in, or a value that changes "
-            "from call to call: write np.asanyarray(x) and np.zeros(..., like=x), or do without "
-            "Replay"
+            f"Replay: played back, {different}. Something in loss can't be seen when it is "
+            "recorded: np.asarray(x) (write np.asanyarray(x)), an array that np.zeros makes and "
+            "that is filled in (np.zeros(..., like=x)), table[x] of a plain table "
+            "(np.asarray(table, like=x)[x]), or what changes from call to call. Write it so, or "
+            "do without Replay"
         )
+
+
+def _by_leaf(arrived: Arrived) -> dict[Node, Array]:
+    """The gradient of each leaf, which may arrive in several parts."""
+    total: dict[Node, Array] = {}
+    for node, g, _ in arrived:
+        total[node] = total[node] + g if node in total else g
+    return total

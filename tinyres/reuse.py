@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from tinyres.arrays import Array
-from tinyres.recorded import Call, Recording, arrays_in, owner
+from tinyres.recorded import Call, Recording, arrays_in, mapped, owner
 
 ALIGNED = 64  # bytes: a line of the cache
-Move: TypeAlias = Callable[[Any], Any]
+Move: TypeAlias = Callable[[Array], Array]
 
 
 class Place(NamedTuple):
@@ -47,21 +47,18 @@ def share_memory(
     memory = np.empty(end + ALIGNED, np.uint8)
     start = -_address(memory) % ALIGNED
 
-    def moved(value: Any) -> Any:
-        """A value with its arrays where they lie now."""
-        if isinstance(value, np.ndarray):
-            whose = owner(value)
-            if id(whose) not in places:
-                return value  # a parameter, an array of the batch, a constant
-            offset = start + places[id(whose)].offset + _address(value) - _address(whose)
-            return np.ndarray(value.shape, value.dtype, memory, offset, value.strides)
-        if isinstance(value, tuple | list):
-            return type(value)(map(moved, value))
-        if isinstance(value, dict):
-            return {key: moved(item) for key, item in value.items()}
-        return value
+    def moved(array: Array) -> Array:
+        """The same array where it lies now."""
+        whose = owner(array)
+        if id(whose) not in places:
+            return array  # a parameter, an array of the batch, a constant
+        offset = start + places[id(whose)].offset + _address(array) - _address(whose)
+        return np.ndarray(array.shape, array.dtype, memory, offset, array.strides)
 
-    calls = [Call(f, moved(args), moved(options)) for f, args, options in recording.calls]
+    calls = [
+        Call(function, mapped(moved, args), mapped(moved, options))
+        for function, args, options in recording.calls
+    ]
     return calls, moved, list(places.values())
 
 

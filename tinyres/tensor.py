@@ -18,7 +18,7 @@ from typing import Any, NoReturn, overload
 import numpy as np
 import numpy.typing as npt
 
-from tinyres import cotangents, expect
+from tinyres import arrays, cotangents, expect
 from tinyres.arrays import CLOCK, Array, as_array, as_operand, note_write, operand_dtype, stays
 from tinyres.context import MODE, SCOPE
 from tinyres.operators import Operators
@@ -81,7 +81,7 @@ def _walk(root: Node, seed: Array, retain: bool, watch: Watch | None, arrived: A
             if source is None or not source.requires_grad:
                 continue
             if type(h) is not np.ndarray or h.shape != source.shape or h.dtype is not source.dtype:
-                h = cotangents.fit(h, source.shape, source.dtype, node.dtype, node.op, slot)
+                h = cotangents.fit(h, source.shape, source.dtype, g, node.op, slot)
             if check is not None:
                 check(node.op, h, f"cotangent of input {slot}", node.scope)
             if watch is not None:
@@ -99,7 +99,7 @@ def _walk(root: Node, seed: Array, retain: bool, watch: Watch | None, arrived: A
 
 
 def add_to_leaves(arrived: Arrived) -> None:
-    """Where gradients go in the end; `data_parallel` sends them elsewhere first."""
+    """Where gradients go in the end; what runs a part of a step sends them elsewhere first."""
     for node, g, ours in arrived:
         if node.grad is not None:
             node.grad += g
@@ -137,17 +137,17 @@ def op(function: Any = None, *, spelled_out: Twin = None) -> Any:
     name = expect.function("op: function", function).__name__.rstrip("_")
     expect.function("op: spelled_out", function if spelled_out is None else spelled_out)
     signature = inspect.signature(function).parameters.values()
-    arrays = [p.name for p in signature if p.kind is p.POSITIONAL_OR_KEYWORD]
+    names = [p.name for p in signature if p.kind is p.POSITIONAL_OR_KEYWORD]
     attributes = [p.name for p in signature if p.kind is p.KEYWORD_ONLY]
-    most = len(arrays) if arrays else sys.maxsize  # an op of *arrays takes any number
-    required = sum(p.default is p.empty for p in signature if p.name in arrays) or most
+    most = len(names) if names else sys.maxsize  # an op of *arrays takes any number
+    required = sum(p.default is p.empty for p in signature if p.name in names) or most
 
     @functools.wraps(function)
     def apply(*args: Any, **attrs: Any) -> Tensor:
         mode = MODE.get()
         try:
             if len(args) != most:  # softmax(x, -1) means softmax(x, axis=-1)
-                args, attrs = expect.by_kind(name, arrays, attributes, args, attrs)
+                args, attrs = expect.by_kind(name, names, attributes, args, attrs)
             values, nodes = [], []
             for arg in args:
                 if not isinstance(arg, Tensor) or arg._data.dtype.kind != "f":
@@ -215,7 +215,7 @@ class Tensor(Operators):
     def _of(value: Any) -> Tensor:
         """A tensor around an array that is ours already; a scalar is NumPy's array of no axes."""
         out = Tensor.__new__(Tensor)
-        out._data = value if isinstance(value, np.ndarray) else np.asarray(value)
+        out._data = value if value.__class__ is np.ndarray else arrays.plain_array(value)
         out._node = None
         return out
 

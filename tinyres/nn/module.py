@@ -77,8 +77,13 @@ class Module:
                 f"write new values into it (.{name}.data = ...), or assign a Parameter or None, "
                 f"got {expect.shown(value)}"
             )
+        if name in vars(self) or hasattr(type(self), name):  # not while a module is made
+            CLOCK.note_module_change()
         super().__setattr__(name, value)
-        CLOCK.note_change()
+
+    def __delattr__(self, name: str) -> None:
+        CLOCK.note_module_change()
+        super().__delattr__(name)
 
     # ---- what is inside
 

@@ -167,7 +167,7 @@ def by_crossings(
                 # What is older than the source, such as a parameter, can't lead to it.
                 if before is None or not before.requires_grad or before.number < goal.number:
                     continue
-                h = cotangents.fit(h, before.shape, before.dtype, node.dtype, node.op, slot)
+                h = cotangents.fit(h, before.shape, before.dtype, g, node.op, slot)
                 if before not in of:
                     of[before] = {}
                     heapq.heappush(waiting, (-before.number, before))
