@@ -89,7 +89,7 @@ def _attend_chunk(
         gT *= scale  # here, where it has the fewest numbers to change
         ones = filled(v.shape[-1], 1, e.dtype)[None]
         gs = v @ gT  # of the weights, then of the scores: (..., T_k, T_q)
-        gs -= (ones @ (gT * mixed)) / total  # (..., 1, T_q)
+        gs -= (ones @ (gT * mixed)) / total  # (..., 1, T_q): gT times y, summed over d_v
         gs *= e
         _product(gs, q.copy(), gk, add)
         np.matmul(gs.swapaxes(-1, -2), k, out=gq)

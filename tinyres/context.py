@@ -104,7 +104,8 @@ DRAWN: ContextVar[dict[np.random.Generator, Any] | None] = ContextVar("tinyres_d
 
 def note_draw(rng: np.random.Generator) -> None:
     """Say that `rng` is about to be drawn from, so that `checkpoint` can draw the same again."""
-    note_draws({rng: rng.bit_generator.state})
+    if DRAWN.get() is not None:  # to ask for the state takes time
+        note_draws({rng: rng.bit_generator.state})
 
 
 def note_draws(states: dict[np.random.Generator, Any]) -> None:

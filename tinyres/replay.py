@@ -26,7 +26,7 @@ from tinyres.tensor import DELIVER, Node, Tensor
 
 PROGRAMS = 4  # kept at a time, one for each shape of the batch
 LONGEST_PAUSE = 32  # steps
-COMPARED = {0, 10, 100, 1_000, 10_000, 100_000}  # the step after so many
+COMPARED = {0, 10, 100, 1_000, 10_000, 100_000}  # the step after so many is computed, too
 # Recording puts other arrays into the parameters, which several threads may share.
 ONE_AT_A_TIME = threading.Lock()
 
@@ -39,9 +39,10 @@ class Replay:
     `loss` is a function of the arrays in a batch, such as `model.loss`, and `params` are the
     parameters that it uses. The loss and the gradients are those of `loss(*batch).backward()`, to
     the last bit; dropout draws as ever. The step is computed, too, and compared, when it is
-    recorded, in the step after that, when an array of the batch or the parameters are others for
-    the first time, and in every 10th, 100th, 1,000th step; a difference is a RuntimeError.
+    recorded, in the next step, when an array of the batch or the parameters are others for the
+    first time, and after 10, 100, 1,000 and more steps: a difference is a RuntimeError.
 
+    When it records, `loss` runs twice, and all arrays of the step are in memory at the same time.
     It records anew for a batch of another shape, after train(), eval() and whatever else assigns
     an attribute of a module, and when a value on which a decision or a shape hangs is another one;
     `recordings` says how often. Where that happens in most steps it gains nothing. Played back,
