@@ -8,9 +8,10 @@ memory that they share (`tinyres.reuse`), and from then on a step is a loop over
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -162,11 +163,11 @@ class Program:
         """Play it, and compare with the step as it is computed where that can tell something."""
         if not self.fits(params):
             raise Diverged
-        new = {i for i in self.unseen if not np.array_equal(self.batch[i], batch[i])}
-        self.unseen -= new
-        if self.last_write not in (None, CLOCK.last_write):
-            new, self.last_write = {-1}, None
-        if not new and self.played not in COMPARED:
+        new_params = self.last_write not in (None, CLOCK.last_write)
+        new_arrays = {i for i in self.unseen if not np.array_equal(self.batch[i], batch[i])}
+        self.last_write = None if new_params else self.last_write
+        self.unseen -= new_arrays
+        if not new_params and not new_arrays and self.played not in COMPARED:
             return self.play(batch)
         before = self.generator_states()
         step = _computed(loss, batch)
@@ -206,18 +207,9 @@ def _record(
     generators: list[np.random.Generator],
 ) -> tuple[Program, Step]:
     own = [a.copy(order="K") for a in batch]
-    recording = Recording()
     change = CLOCK.last_module_change
-    arrays = [p._data for p in params]
-    token = RECORDING.set(recording)
-    try:
-        for p in params:
-            p._data = p._data.view(Recorded)
+    with _written_down(params) as recording:
         value, arrived = _value_and_gradients(loss, [a.view(Recorded) for a in own])
-    finally:
-        RECORDING.reset(token)
-        for p, array in zip(params, arrays):
-            p._data = array
     if change != CLOCK.last_module_change:
         raise RuntimeError(
             "Replay: loss assigns an attribute of a module, which would not happen when it is "
@@ -233,6 +225,22 @@ def _record(
     result = bare(value._data)
     program = Program(recording, params, own, generators, result, of_params)
     return program, (result.item(), of_params)
+
+
+@contextlib.contextmanager
+def _written_down(params: Sequence[Tensor]) -> Iterator[Recording]:
+    """While it lasts, what NumPy does with the parameters is noted."""
+    recording = Recording()
+    arrays = [p._data for p in params]
+    token = RECORDING.set(recording)
+    try:
+        for p in params:
+            p._data = p._data.view(Recorded)
+        yield recording
+    finally:
+        RECORDING.reset(token)
+        for p, array in zip(params, arrays):
+            p._data = array
 
 
 def _computed(loss: Callable[..., Tensor], batch: list[Array]) -> Step:
