@@ -40,7 +40,7 @@ from tinyres.reuse import Place
 
 DEPTHS = (4, 16, 64)
 SOON = 30  # calls
-COLOURS = {"kept": "pre", "gradient of a weight": "warm", "used soon": "plain"}
+COLOURS = {"kept for over 30 calls": "pre", "gradient of a weight": "warm", "used soon": "plain"}
 
 
 def model_of(blocks: int, seed: int, d_model: int = 16) -> tr.nn.TransformerLM:
@@ -111,7 +111,7 @@ def kind_of(place: Place, program: Program) -> str:
     """What an array is for, to tell from when it is needed."""
     if place.last == len(program.calls):
         return "gradient of a weight"
-    return "kept" if place.last - place.first > SOON else "used soon"
+    return "kept for over 30 calls" if place.last - place.first > SOON else "used soon"
 
 
 def mib(program: Program) -> float:

@@ -125,17 +125,21 @@ def test_float_batches_indices_and_masks():
     assert_same_training(Net, lambda m: m.loss, batches)
 
 
-def test_a_batch_of_another_shape_is_recorded_too_and_the_oldest_is_forgotten():
+def test_a_batch_of_another_shape_is_recorded_too_up_to_so_many():
     def batches(i):
         return batch_of(i, rows=(3, 3, 2, 3, 2, 3)[i])
 
     step = assert_same_training(model_of, lambda m: m.loss, batches, steps=6)
     assert step.recordings == 2
-    for rows in range(3, 3 + replay.PROGRAMS + 1):
-        step.backward(*batch_of(0, rows))
-    assert step.recordings == 2 + replay.PROGRAMS
-    step.backward(*batch_of(0, 3))
-    assert step.recordings == 3 + replay.PROGRAMS
+    for _ in range(3):  # more shapes than are kept: the others are computed
+        for rows in range(2, 3 + replay.PROGRAMS):
+            step.backward(*batch_of(0, rows))
+        assert step.recordings == replay.PROGRAMS
+    assert f"recordings={replay.PROGRAMS}, programs={replay.PROGRAMS}" in repr(step)
+    for _ in range(replay.IDLE + 1):  # until the one that was used least lately has been idle
+        step.backward(*batch_of(0, 3))
+    step.backward(*batch_of(0, 1))
+    assert step.recordings == 1 + replay.PROGRAMS
 
 
 def test_a_model_that_was_changed_is_recorded_anew():
@@ -151,6 +155,12 @@ def test_a_model_that_was_changed_is_recorded_anew():
     assert played()[1] == 1
     model.eval()
     assert played() == (model.loss(*batch_of(0)).item(), 2)
+    assert (model.train() and played()[1]) == (model.eval() and played()[1]) == 2  # both are kept
+    copied = copy.deepcopy(model)
+    of_copy = tr.Replay(copied.loss, copied.parameters())
+    losses = {of_copy.backward(*batch_of(0)) for _ in range(3)}
+    copied.train()  # which nobody has noted as evaluated
+    assert not losses & {of_copy.backward(*batch_of(0)) for _ in range(3)}
     model.token.weight.requires_grad = False
     assert played()[1] == 3
     assert model.token.weight.grad is None

@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -161,12 +162,22 @@ def test_it_goes_on_where_it_was(tmp_path, monkeypatch):
 def test_when_asked_to_stop_it_finishes_what_has_begun():
     asked: list[bool] = []
     rows: list[many_runs.Row] = []
+    begun: list[Setting] = []
+    stop = threading.Event()
+
+    def train(setting: Setting) -> many_runs.Row:
+        begun.append(setting)
+        if len(begun) > 1:  # it ends well after the request to stop, however busy the machine is
+            assert stop.wait(timeout=60)
+            time.sleep(0.5)
+        return sweep.train_one(setting)
 
     def record(row: many_runs.Row) -> None:
         rows.append(row)
         asked.append(True)
+        stop.set()
 
-    many_runs.run_all(RUNS, thread, 1, record, asked, sweep.train_one)
+    many_runs.run_all(RUNS, thread, 1, record, asked, train)
     assert 1 <= len(rows) <= 3  # what had begun when the first was finished, and no more
     assert all(row["status"] == "finished" for row in rows)
 

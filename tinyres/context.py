@@ -42,6 +42,8 @@ class Scope:
         self.owner = None if owner is None else weakref.ref(owner)
 
 
+# Modules that are not in training mode.
+EVALUATED: weakref.WeakSet[Any] = weakref.WeakSet()
 MODE: ContextVar[Mode] = ContextVar("tinyres_mode", default=Mode())  # noqa: B039
 SCOPE: ContextVar[Scope | None] = ContextVar("tinyres_scope", default=None)
 

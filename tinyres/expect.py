@@ -203,13 +203,17 @@ METHODS = {
     "view": "reshape", "flatten": "reshape", "squeeze": "reshape", "unsqueeze": "reshape",
     "permute": "transpose", "t": "T", "dim": "ndim", "numel": "size", "mm": "a @ b", "bmm": "a @ b",
     "matmul": "a @ b", "pow": "x ** 2", "abs": "tr.maximum(x, -x)", "std": "x.var().sqrt()",
-    "requires_grad_": "x.requires_grad = True",
+    "requires_grad_": "x.requires_grad = True", "clone": "tr.Tensor(x)", "clamp": "tr.maximum",
+    "masked_fill": "tr.where", "argmax": "x.data.argmax()", "float": "tr.Tensor(x, dtype=...)",
+    "split": "x[a:b]", "chunk": "x[a:b]", "to": "tr.Tensor(x, dtype=...)",
 }  # fmt: skip
 # The same for the functions of torch, and the modules of torch.nn.
 FUNCTIONS = {
     "from_numpy": "tr.Tensor(array)", "cat": "tr.concatenate",
     "zeros": "tr.Tensor(np.zeros(...))", "ones": "tr.Tensor(np.ones(...))",
     "arange": "np.arange", "randn": "tr.Tensor(rng.standard_normal(...))",
+    "rand": "tr.Tensor(rng.random(...))", "mm": "a @ b", "bmm": "a @ b", "compile": "tr.Replay",
+    "inference_mode": "tr.no_grad", "clamp": "tr.maximum", "float32": "dtype='float32'",
     "abs": "tr.maximum(x, -x)", "manual_seed": "rng=seed, where a model is made",
 }  # fmt: skip
 MODULES = {

@@ -367,7 +367,8 @@ def _refuse_to_record(name: str) -> None:
     if RECORDING.get() is not None:
         raise TypeError(
             f"Replay: {name} takes numbers out of an array. Played back, they would stay what they "
-            "were when it was recorded: compute with the array itself, or with np.stack of several"
+            "were when it was recorded: compute with the array itself, or np.stack of several; "
+            "print what backward(*batch) returns"
         )
 
 

@@ -18,14 +18,15 @@ import numpy as np
 
 from tinyres import checked, expect
 from tinyres.arrays import CLOCK, Array
-from tinyres.context import DRAWN, MODE, note_draws
+from tinyres.context import DRAWN, EVALUATED, MODE, note_draws
 from tinyres.parallel import batch_arrays
 from tinyres.recorded import RECORDING, Diverged, Recorded, Recording, bare
 from tinyres.reuse import share_memory
 from tinyres.signatures import Arrived
 from tinyres.tensor import DELIVER, Node, Tensor
 
-PROGRAMS = 4  # kept at a time, one for each shape of the batch
+PROGRAMS = 8  # kept at a time, one for each shape of the batch
+IDLE = 100  # steps after which a program makes room for another one
 LONGEST_PAUSE = 32  # steps
 COMPARED = {0, 10, 100, 1_000, 10_000, 100_000}  # the step after so many is computed, too
 # Recording puts other arrays into the parameters, which several threads may share.
@@ -43,12 +44,13 @@ class Replay:
     recorded, in the next step, when an array of the batch or the parameters are others for the
     first time, and after 10, 100, 1,000 and more steps: a difference is a RuntimeError.
 
-    When it records, `loss` runs twice, and all arrays of the step are in memory at the same time.
-    It records anew for a batch of another shape, after train(), eval() and whatever else assigns
-    an attribute of a module, and when a value on which a decision or a shape hangs is another one;
-    `recordings` says how often. Where that happens in most steps it gains nothing. Played back,
-    no other Python code in `loss` runs, and what that takes from elsewhere, such as a list, a
-    global variable or a random number of its own, must stay as it is.
+    When it records, `loss` runs twice, and all arrays of the step are in memory at the same time;
+    that takes as long as some ten steps. It records for each shape of the batch, up to eight of
+    them, for train() and for eval(), anew whenever something else assigns an attribute of a module,
+    and when a value on which a decision or a shape hangs is another one; `recordings` says how
+    often. In between the step is computed. Played back, no other Python code in `loss` runs, and
+    what that takes from elsewhere, such as a list, a global variable or a random number of its
+    own, must stay as it is: give what changes to `backward` as one more array.
 
     >>> from tinyres import nn
     >>> model = nn.TransformerLM(vocab=9, d_model=8, heads=2, blocks=1, context=4, rng=0)
@@ -69,7 +71,12 @@ class Replay:
         self._programs: dict[Any, Program] = {}  # the one that was used last is the last
         self._latest: Program | None = None
         self._pause, self._next_pause = 0, 1
+        self._steps = 0
         self._lock = threading.Lock()  # a program has one set of arrays
+
+    def __repr__(self) -> str:
+        kept, pause = len(self._programs), self._pause
+        return f"Replay(recordings={self.recordings}, programs={kept}, pause={pause})"
 
     def backward(self, *batch: Any) -> float:
         """Do `loss(*batch).backward()`, and return the loss as a number."""
@@ -91,8 +98,12 @@ class Replay:
         if self._pause:
             self._pause -= 1
             return _computed(self._loss, batch)
-        key = (MODE.get(), *[(a.shape, a.dtype, a.flags.fnc) for a in batch])
+        self._steps += 1
+        shapes = [(a.shape, a.dtype, a.flags.fnc) for a in batch]
+        key = (MODE.get(), frozenset(map(id, EVALUATED)), *shapes)
         program = self._programs.pop(key, None)
+        if program is None and not self._room():
+            return _computed(self._loss, batch)
         if program is None:
             program, step = self._recorded(batch)
         else:
@@ -102,9 +113,18 @@ class Replay:
                 self._take_a_pause(program)
                 return _computed(self._loss, batch)
         self._programs[key] = self._latest = program
-        if len(self._programs) > PROGRAMS:
-            del self._programs[next(iter(self._programs))]
+        program.last_step = self._steps
         return step
+
+    def _room(self) -> bool:
+        """Whether one more program can be kept; one that was idle for long is forgotten."""
+        if len(self._programs) < PROGRAMS:
+            return True
+        oldest = next(iter(self._programs))
+        if self._steps - self._programs[oldest].last_step <= IDLE:
+            return False
+        del self._programs[oldest]
+        return True
 
     def _recorded(self, batch: list[Array]) -> tuple[Program, Step]:
         """A new program, and the step as it was computed."""
@@ -147,7 +167,7 @@ class Program:
         self.gradients = [(node, moved(g)) for node, g, _ in arrived]
         self.params = [(p._data, p._node) for p in params]
         self.module_change = CLOCK.last_module_change
-        self.played = 0
+        self.played = self.last_step = 0
         self.unseen = set(range(len(batch)))  # arrays of the batch that were always the same
         self.last_write: int | None = CLOCK.last_write  # None: parameters were others since
 
@@ -290,8 +310,8 @@ def _same(computed: Step, recorded: Step) -> None:
             f"Replay: played back, {different}. Something in loss can't be seen when it is "
             "recorded: np.asarray(x) (write np.asanyarray(x)), an array that np.zeros makes and "
             "that is filled in (np.zeros(..., like=x)), table[x] of a plain table "
-            "(np.asarray(table, like=x)[x]), or what changes from call to call. Write it so, or "
-            "do without Replay"
+            "(np.asarray(table, like=x)[x]); or it changes from call to call, as random numbers or "
+            "a weight of the loss do: give that to backward(*batch) as one more array"
         )
 
 

@@ -124,7 +124,7 @@ def run_steps(args: argparse.Namespace) -> list[dict[str, Any]]:
     busy = os.getloadavg()[0]
     print(f"the machine is busy, load {busy:.1f}: these times mean little\n" * (busy > 0.5), end="")
     missing = [p for p in args.peers if p not in here]
-    print(f"left out, not installed: {', '.join(missing)}" if missing else "all peers are here")
+    print(f"left out, not installed: {'; '.join(missing)}" if missing else "all peers are here")
     rows = []
     for name in args.workload:
         for threads in args.threads:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tinyres import expect
 from tinyres.arrays import CLOCK, Array, as_array, note_write
-from tinyres.context import SCOPE, Scope
+from tinyres.context import EVALUATED, SCOPE, Scope
 from tinyres.signatures import ArrayLike
 from tinyres.tensor import Tensor
 
@@ -77,7 +77,9 @@ class Module:
                 f"write new values into it (.{name}.data = ...), or assign a Parameter or None, "
                 f"got {expect.shown(value)}"
             )
-        if name in vars(self) or hasattr(type(self), name):  # not while a module is made
+        if name == "training":
+            _note_training(self, value)
+        elif name in vars(self) or hasattr(type(self), name):  # not while a module is made
             CLOCK.note_module_change()
         super().__setattr__(name, value)
 
@@ -201,6 +203,16 @@ class Module:
 
     def __repr__(self) -> str:
         return "\n".join(_tree(self))
+
+
+def _note_training(module: Module, training: bool) -> None:
+    """Keep the list of modules that are evaluated, by which `Replay` knows a model's state."""
+    if (module in EVALUATED) is module.training:  # a copy, which nobody has noted
+        CLOCK.note_module_change()
+    if training:
+        EVALUATED.discard(module)
+    else:
+        EVALUATED.add(module)
 
 
 def _found(name: str, value: Any) -> Iterator[tuple[str, Parameter | Module]]:
