@@ -10,7 +10,7 @@ The list also says when each array is written first and read last. So arrays tha
 the same time can lie in the same memory. In the pictures time goes to the right, one call after the
 other, and each array is a bar from its first call to its last. On the way up, what the gradient
 will need piles up block by block. On the way back it is used up, and the gradients of the weights
-take its place. That hill is why training needs so much more memory than a forward pass, whose
+are left. That hill is why training needs so much more memory than a forward pass, whose
 arrays are the short bars. A checkpoint keeps only what goes into a part of the stack, and computes
 the rest once more when the gradient comes by: more calls, and a much lower hill.
 """
@@ -40,7 +40,8 @@ from tinyres.reuse import Place
 
 DEPTHS = (4, 16, 64)
 SOON = 30  # calls
-COLOURS = {"kept for over 30 calls": "pre", "gradient of a weight": "warm", "used soon": "plain"}
+KEPT = f"kept for over {SOON} calls"
+COLOURS = {KEPT: "pre", "gradient of a weight": "warm", "used soon": "plain"}
 
 
 def model_of(blocks: int, seed: int, d_model: int = 16) -> tr.nn.TransformerLM:
@@ -111,7 +112,7 @@ def kind_of(place: Place, program: Program) -> str:
     """What an array is for, to tell from when it is needed."""
     if place.last == len(program.calls):
         return "gradient of a weight"
-    return "kept for over 30 calls" if place.last - place.first > SOON else "used soon"
+    return KEPT if place.last - place.first > SOON else "used soon"
 
 
 def mib(program: Program) -> float:
@@ -207,7 +208,7 @@ def lesson(args: argparse.Namespace) -> Section:
         told(__doc__, 1),
         Figure(
             [picture(programs, args.out)],
-            f"Width 32, 16 sequences of 16 tokens. Kept: for more than {SOON} calls.",
+            "Width 32, 16 sequences of 16 tokens.",
         ),
     ]
     records = [{**run, "calls": dict(run["calls"])} for run in runs]
