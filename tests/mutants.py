@@ -277,6 +277,15 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("free[size].pop() if free[size] else end", "end"),
         ],
     ),
+    "nn/module": (
+        "test_replay.py test_nn.py",
+        [
+            ("elif name in vars(self) or hasattr(type(self), name):", "elif False:"),
+            ("if (module in EVALUATED) is module.training:", "if False:"),
+            ("        EVALUATED.add(module)", "        pass"),
+            ("        CLOCK.note_module_change()\n        super().__delattr__", "        super().__delattr__"),
+        ],
+    ),
     "replay": (
         "test_replay.py",
         [
@@ -284,7 +293,8 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("self.module_change == CLOCK.last_module_change and ", ""),
             ("p._data is data and p._node is node", "p._data is data"),
             ("p._data is data and p._node is node", "p._node is node"),
-            ("key = (MODE.get(), *", "key = (1, *"),
+            ("key = (MODE.get(), frozenset", "key = (1, frozenset"),
+            ("frozenset(map(id, EVALUATED))", "0"),
             ("self._pause = self._next_pause - 1", "self._pause = 0"),
             ("        _set_back(before)  #", "        pass  #"),
             ("            _set_back(before)\n            raise", "            raise"),
@@ -300,7 +310,8 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("token = DELIVER.set(_refuse_gradients)", "token = DELIVER.set(arrived.extend)"),
             ('copy(order="K")', "copy()"),
             ("a.flags.fnc)", "0)"),
-            ("if len(self._programs) > PROGRAMS:", "if False:"),
+            ("if len(self._programs) < PROGRAMS:", "if True:"),
+            ("- self._programs[oldest].last_step <= IDLE:", "< 0:"),
             ("            p._data = array", "            pass"),
             ("[(node, g, False) for node, g in self.gradients]", "[(node, g, True) for node, g in self.gradients]"),
             ("if any(node not in known for", "if any(False for"),

@@ -170,6 +170,10 @@ def test_a_model_that_was_changed_is_recorded_anew():
         assert played()[1] == 5
     model.stack.blocks[0].attention.norm.eps = 0.1
     assert played() == (model.loss(*batch_of(0)).item(), 6)
+    model.note = "a new attribute can't change what was there"
+    assert played()[1] == 6
+    del model.note
+    assert played()[1] == 7
 
 
 def test_gradients_add_up_and_belong_to_the_caller():
@@ -274,6 +278,23 @@ def changed_alone(x):
 
 W = tr.Tensor([1.0, 2.0], requires_grad=True)
 OUTSIDE = [1.0]
+
+
+@pytest.fixture(autouse=True)
+def fresh_gradient():
+    W.grad = None
+
+
+@tr.op
+def blind_on_the_way_back(x):
+    return x * 1, lambda g: (g * np.array(x),)
+
+
+def test_a_gradient_that_is_another_one_is_refused():
+    step = tr.Replay(lambda x: blind_on_the_way_back(W * x * 0 + x.mean() + W).sum() - x.sum(), [W])
+    with pytest.raises(RuntimeError, match=r"gradient of shape \(2,\) is another one"):
+        for x in (1, 3):
+            step.backward(np.full(2, x, "f4"))
 
 
 def of_outside(x):
@@ -492,11 +513,21 @@ def of_objects(x):
     return np.vectorize(lambda v: v + 1)(x.astype(object)).astype("f4"), lambda g: (g,)
 
 
+def of_parts(x):
+    return x * 2, 3
+
+
+@tr.op
+def in_parts(x):
+    return recorded.noted(of_parts, (x,), {})[0], lambda g: (2 * g,)
+
+
 REFUSED = {
     "backward": (by_itself, RuntimeError, "Replay: loss calls backward"),
     "retain_grad": (kept, RuntimeError, "retain_grad"),
     "foreign out": (lambda x: written_into(W * x).sum(), TypeError, "np.zeros.*like=x"),
     "objects": (lambda x: of_objects(W * x).sum(), TypeError, "array of Python objects"),
+    "parts": (lambda x: in_parts(W * x).sum(), TypeError, "of_parts, of which a part is no array"),
 }
 
 
@@ -719,5 +750,8 @@ def test_without_a_recording_such_an_array_is_like_any_other():
     assert type(x + 1) is type(x[:2].copy()) is type(np.concatenate([x, x])) is np.ndarray
     assert (float(x[1:2].sum()), x.tolist()) == (1.0, [0.0, 1.0, 2.0])
     assert bool(np.ones(1).view(Recorded)) and int(np.ones(()).view(Recorded)) == 1
+    assert next(x.flat) == 0
+    with pytest.raises(TypeError, match="NumPy would lose the gradient"):
+        np.concatenate([x, W])  # which a tensor refuses
     np.add.at(x, [0, 0], 1.0)
     assert x.tolist() == [2.0, 1.0, 2.0]

@@ -240,8 +240,7 @@ def _note_function(
     made = [owner(a) for a in returned if id(owner(a)) not in known]
     recording.made_for(function, *made)
     if function in (np.ndarray.copy, np.ndarray.astype):
-        if made:
-            recording.note(np.copyto, (returned[0], args[0], "unsafe"), {})
+        recording.note(np.copyto, (returned[0], args[0], "unsafe"), {})
     elif function in WITH_OUT and not options.keys() & {"dtype", "casting"}:
         recording.note(function, args, {**options, "out": returned[0]})
     elif made and function not in (np.empty, np.empty_like):
