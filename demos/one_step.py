@@ -75,7 +75,8 @@ def both_ways(blocks: int, steps: int, seed: int) -> dict[str, Any]:
             times[way].append(1e3 * (time.perf_counter() - start))
     names = Counter(replay.program.names)
     medians = {way: statistics.median(seen[3:] or seen) for way, seen in times.items()}
-    return {"blocks": blocks, **medians, "losses": losses, "calls": names}
+    first = times["replayed"][0]  # the step that is recorded
+    return {"blocks": blocks, **medians, "recording": first, "losses": losses, "calls": names}
 
 
 def computed(model: tr.nn.TransformerLM) -> Callable[..., float]:
@@ -197,19 +198,18 @@ def lesson(args: argparse.Namespace) -> Section:
     }
     rows = [
         (str(run["blocks"]), f"{run['calls'].total():,}", f"{run['computed']:.2f}",
-         f"{run['replayed']:.2f}", f"{run['replayed'] / run['computed']:.2f}")
+         f"{run['replayed']:.2f}", f"{run['replayed'] / run['computed']:.2f}",
+         f"{run['recording']:.0f}")
         for run in runs
     ]  # fmt: skip
     most = ", ".join(f"{name} {count:,}" for name, count in runs[-1]["calls"].most_common(7))
-    head = ("blocks of width 16", "NumPy calls", "ms, computed", "ms, replayed", "ratio")
+    head = ("blocks of width 16", "NumPy calls", "ms, computed", "ms, replayed", "ratio",
+            "ms, the step that is recorded")  # fmt: skip
     parts = [
         told(__doc__, 0, 1),
         Table(head, rows, f"The most frequent calls of {DEPTHS[-1]} blocks: {most}."),
         told(__doc__, 1),
-        Figure(
-            [picture(programs, args.out)],
-            "Width 32, 16 sequences of 16 tokens.",
-        ),
+        Figure([picture(programs, args.out)], "Width 32, 16 sequences of 16 tokens."),
     ]
     records = [{**run, "calls": dict(run["calls"])} for run in runs]
     return Section("one_step", "What one step is made of", parts, findings(runs, programs), records)

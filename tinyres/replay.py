@@ -45,7 +45,7 @@ class Replay:
     first time, and after 10, 100, 1,000 and more steps: a difference is a RuntimeError.
 
     When it records, `loss` runs twice, and all arrays of the step are in memory at the same time;
-    that takes as long as some ten steps. It records for each shape of the batch, up to eight of
+    that takes as long as some fifteen steps. It records for each shape of the batch, up to eight of
     them, for train() and for eval(), anew whenever something else assigns an attribute of a module,
     and when a value on which a decision or a shape hangs is another one; `recordings` says how
     often. In between the step is computed. Played back, no other Python code in `loss` runs, and
