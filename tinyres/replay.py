@@ -27,7 +27,8 @@ from tinyres.tensor import DELIVER, Node, Tensor
 
 PROGRAMS = 8  # kept at a time, one for each shape of the batch
 IDLE = 100  # steps after which a program makes room for another one
-LONGEST_PAUSE = 32  # steps
+LONGEST_PAUSE = 128  # steps, some ten times what it takes to record one
+USEFUL = 32  # steps after which a program has saved about what it took to record it
 COMPARED = {0, 10, 100, 1_000, 10_000, 100_000}  # the step after so many is computed, too
 # Recording puts other arrays into the parameters, which several threads may share.
 ONE_AT_A_TIME = threading.Lock()
@@ -145,7 +146,7 @@ class Replay:
     def _take_a_pause(self, program: Program) -> None:
         """Compute some steps: where a decision falls now this way, now that, to record costs more
         than is saved. The pauses grow, unless the program was of use for long."""
-        self._next_pause = 1 if program.played > LONGEST_PAUSE else self._next_pause
+        self._next_pause = 1 if program.played > USEFUL else self._next_pause
         self._pause = self._next_pause - 1
         self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
 
