@@ -49,9 +49,10 @@ class Replay:
     that takes as long as some fifteen steps. It records for each shape of the batch, up to eight of
     them, for train() and for eval(), anew whenever something else assigns an attribute of a module,
     and when a value on which a decision or a shape hangs is another one; `recordings` says how
-    often. In between the step is computed. Played back, no other Python code in `loss` runs, and
-    what that takes from elsewhere, such as a list, a global variable or a random number of its
-    own, must stay as it is: give what changes to `backward` as one more array.
+    often, and where that is in many steps it takes longer than it saves. Played back, no other
+    Python code in `loss` runs, and what that takes from elsewhere, such as a list, a global
+    variable or a random number of its own, must stay as it is: give what changes to `backward` as
+    one more array.
 
     >>> from tinyres import nn
     >>> model = nn.TransformerLM(vocab=9, d_model=8, heads=2, blocks=1, context=4, rng=0)
