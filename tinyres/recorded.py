@@ -109,7 +109,7 @@ class Recorded(np.ndarray[Any, Any]):
             return returned
         if returned is None:  # ufunc.at writes into its first input
             return recording.note(function, inputs, options)
-        into = tuple(map(np.asarray, returned if isinstance(returned, tuple) else (returned,)))
+        into = tuple(map(np.asarray, _each(returned)))
         results = []
         for array, given in zip(into, out or len(into) * (None,)):
             if given is None:
@@ -160,11 +160,22 @@ def mapped(function: Callable[[Array], Any], value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return function(value)
     if isinstance(value, tuple | list):
-        items = [mapped(function, item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return _like(value, [mapped(function, item) for item in value])
     if isinstance(value, dict):
         return {key: mapped(function, item) for key, item in value.items()}
     return value
+
+
+def _like(value: Any, items: list[Any]) -> Any:
+    """The items as a tuple, list or named tuple, as `value` is one; or the one item alone."""
+    if not isinstance(value, tuple | list):
+        return items[0]
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def _each(returned: Any) -> Any:
+    """What a function returned as several values, of which there may be one."""
+    return returned if isinstance(returned, tuple | list) else (returned,)
 
 
 def bare(value: Any) -> Any:
@@ -204,24 +215,16 @@ def noted(function: Function, args: tuple[Any, ...], options: dict[str, Any]) ->
     except Exception:  # and somebody may go on without it
         recording.note(_fail_again, (function, args, options), {})
         raise
-    values = returned if isinstance(returned, tuple | list) else (returned,)
-    of_numpy = [isinstance(value, np.ndarray | np.generic) for value in values]
+    of_numpy = [isinstance(value, np.ndarray | np.generic) for value in _each(returned)]
     if any(of_numpy) and not all(of_numpy):
         raise TypeError(f"Replay: can't record {function.__name__}, of which a part is no array")
     if all(of_numpy):
-        arrays = [np.asarray(value) for value in values]
+        arrays = [np.asarray(value) for value in _each(returned)]
         _note_function(recording, function, args, options, arrays)
-        return mapped(lambda a: a.view(Recorded), _like(returned, arrays))
-    elif function not in OF_NO_NUMBERS:  # also those that return None, and write into what is given
+        return _like(returned, [a.view(Recorded) for a in arrays])
+    if function not in OF_NO_NUMBERS:  # also those that return None, and write into what is given
         recording.note(_return_the_same, (function, args, options, returned), {})
     return returned
-
-
-def _like(returned: Any, arrays: list[Array]) -> Any:
-    """The arrays as a tuple, list or named tuple, as they were returned; one alone as itself."""
-    if not isinstance(returned, tuple | list):
-        return arrays[0]
-    return type(returned)(*arrays) if hasattr(returned, "_fields") else type(returned)(arrays)
 
 
 def _note_function(
@@ -305,9 +308,7 @@ def _power_of_scalar(x: Array, exponent: Any) -> Any:
 
 
 def _write(function: Function, args: Any, options: Any, into: list[Array]) -> None:
-    returned = function(*args, **options)
-    values = returned if isinstance(returned, tuple | list) else (returned,)
-    for array, value in zip(into, values):
+    for array, value in zip(into, _each(function(*args, **options))):
         if array.shape != np.shape(value):  # np.unique and the like, on other numbers
             raise Diverged
         array[...] = value
@@ -324,9 +325,7 @@ def _return_the_same(function: Function, args: Any, options: Any, returned: Any)
 
 
 def _look_at_the_same(function: Function, args: Any, options: Any, views: list[Array]) -> None:
-    returned = function(*args, **options)
-    found = returned if isinstance(returned, tuple | list) else (returned,)
-    for a, b in zip(found, views):
+    for a, b in zip(_each(function(*args, **options)), views):
         if a.ctypes.data != b.ctypes.data or (a.shape, a.strides) != (b.shape, b.strides):
             raise Diverged
 
