@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import tracemalloc
 import weakref
 
 import numpy as np
@@ -12,7 +13,7 @@ from conftest import leaf, no_garbage_collector
 
 import tinyres as tr
 from tinyres import nn, optim
-from tinyres.tensor import Node
+from tinyres.tensor import Node, add_to_leaves
 
 
 def count_nodes():
@@ -122,6 +123,31 @@ def test_a_failed_forward_or_backward_frees_its_graph(how):
         # What was switched on for the attempt is off again, and the tape works as before.
         (x * 2).sum().backward()
         assert x.grad.tolist() == [[[2, 2], [2, 2]]]
+
+
+def test_gradients_are_held_once():
+    """What backward collects is let go while `.grad` gets its copy, and not after all of them."""
+    weights = [tr.Tensor(np.ones((256, 256)), requires_grad=True) for _ in range(20)]
+    size = weights[0].data.nbytes
+    tracemalloc.start()
+    try:
+        loss = sum((np.ones((1, 256)) @ w for w in weights), start=tr.Tensor(0.0)).sum()
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        loss.backward()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before < (len(weights) + 3) * size
+
+
+def test_the_parts_of_a_gradient_are_added_in_the_order_in_which_they_arrive():
+    w = tr.Tensor(np.array([0.0]), requires_grad=True)
+    node = w._differentiable()
+    parts = [np.array([x]) for x in (1e16, 1.0, -1e16)]
+    add_to_leaves([(node, part, False) for part in parts])
+    assert w.grad == (1e16 + 1.0) - 1e16 != 1e16 - 1e16 + 1.0
+    assert [part.item() for part in parts] == [1e16, 1.0, -1e16]  # others hold these arrays
 
 
 def test_a_model_is_freed_with_its_last_name():

@@ -100,11 +100,11 @@ def _walk(root: Node, seed: Array, retain: bool, watch: Watch | None, arrived: A
 
 def add_to_leaves(arrived: Arrived) -> None:
     """Where gradients go in the end; what runs a part of a step sends them elsewhere first."""
-    for node, g, ours in arrived:
-        if node.grad is not None:
-            node.grad += g
-        else:
-            node.grad = g if ours else g.copy()
+    arrived.reverse()
+    while arrived:  # so that an array is let go as soon as its copy is made
+        node, g, ours = arrived.pop()
+        own = g if ours or node.grad is not None else g.copy()
+        node.grad = own if node.grad is None else np.add(node.grad, own, out=node.grad)
 
 
 DELIVER: ContextVar[Callable[..., None]] = ContextVar("tinyres_deliver", default=add_to_leaves)
